@@ -1,0 +1,98 @@
+"""Capture and replay of prefill in CUDA graph segments, and the protocol for attention backends."""
+
+from bcg_core.backend import AttentionBackend, Capabilities, Metadata
+from bcg_core.batch import Chunk, DeviceIndices, PrefillBatch
+from bcg_core.boundary import BoundaryBuffers, BoundaryRows
+from bcg_core.breaks import Break, break_graph, eager_on_graph
+from bcg_core.buckets import Admission, TokenBuckets
+from bcg_core.context import ForwardContext, Phase
+from bcg_core.cpu_engine import CPUSegmentEngine
+from bcg_core.cuda_engine import CUDASegmentEngine
+from bcg_core.engine import Segment, SegmentEngine, engine_for
+from bcg_core.errors import (
+    BackendContractError,
+    BackendError,
+    BackendLoadError,
+    BackendOptionError,
+    BackendUnavailableError,
+    BatchError,
+    BcgError,
+    BreakOutputError,
+    BucketError,
+    CaptureError,
+    CheckpointError,
+    DuplicateBackendError,
+    HostReadError,
+    KVCacheError,
+    NestedCaptureError,
+    UnknownBackendError,
+    UnsupportedSpecError,
+)
+from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
+from bcg_core.kv_cache import KVSequence, PagedKVCache
+from bcg_core.model import PrefillModel
+from bcg_core.registry import ENTRY_POINT_GROUP, BackendRegistry, create_backend
+from bcg_core.results import CapturedBucket, CaptureReport, Mode, PrefillResult, RunnerStats
+from bcg_core.runner import PrefillRunner, greedy
+from bcg_core.spec import AttentionSpec, BackendLimits, ModelSpec
+from bcg_core.workspace import StaticInputs, Workspace
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "Admission",
+    "AttentionBackend",
+    "AttentionSpec",
+    "BackendContractError",
+    "BackendError",
+    "BackendLimits",
+    "BackendLoadError",
+    "BackendOptionError",
+    "BackendRegistry",
+    "BackendUnavailableError",
+    "BatchError",
+    "BcgError",
+    "BoundaryBuffers",
+    "BoundaryRows",
+    "Break",
+    "BreakOutputError",
+    "BreakableCUDAGraph",
+    "BreakableCUDAGraphCapture",
+    "BucketError",
+    "CPUSegmentEngine",
+    "CUDASegmentEngine",
+    "Capabilities",
+    "CaptureError",
+    "CaptureReport",
+    "CapturedBucket",
+    "CheckpointError",
+    "Chunk",
+    "DeviceIndices",
+    "DuplicateBackendError",
+    "ForwardContext",
+    "HostReadError",
+    "KVCacheError",
+    "KVSequence",
+    "Metadata",
+    "Mode",
+    "ModelSpec",
+    "NestedCaptureError",
+    "PagedKVCache",
+    "Phase",
+    "PrefillBatch",
+    "PrefillModel",
+    "PrefillResult",
+    "PrefillRunner",
+    "RunnerStats",
+    "Segment",
+    "SegmentEngine",
+    "StaticInputs",
+    "TokenBuckets",
+    "UnknownBackendError",
+    "UnsupportedSpecError",
+    "Workspace",
+    "break_graph",
+    "create_backend",
+    "eager_on_graph",
+    "engine_for",
+    "greedy",
+]

@@ -1,0 +1,71 @@
+"""An emulator of CUDA graph segments for machines without a GPU.
+
+It exists so that everything built on segments can be developed and tested on a CPU, and therefore obeys CUDA's rules:
+recording does not compute, results have fixed addresses, Python does not run at replay, and host reads are refused. It
+is no fast path.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakSet
+
+import torch
+
+from bcg_core.cpu_recorder import CPURecorder, CPUSegment, HostReadGuard
+from bcg_core.engine import SegmentEngine
+
+
+class CPUSegmentEngine(SegmentEngine):
+    """Record segments as lists of ATen operations with fixed operands.
+
+    During capture nothing is computed: new tensors hold poison (NaN for floating point, the largest value for
+    integers, True for booleans) and in-place writes do not happen. Replay runs the operations again into the same
+    memory, bit-equal to running them eagerly. Segments keep all their intermediate tensors; a CUDA pool would reuse
+    that memory.
+    """
+
+    def __init__(self) -> None:
+        self._recorder: CPURecorder | None = None
+        self._segments: WeakSet[CPUSegment] = WeakSet()
+
+    @property
+    def device(self) -> torch.device:
+        """Return the CPU."""
+        return torch.device("cpu")
+
+    @contextmanager
+    def warming_up(self) -> Iterator[None]:
+        """Do nothing special: a CPU has no streams."""
+        yield
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Stand ready to intercept operations; they pass through outside ``begin`` and ``end``."""
+        recorder = CPURecorder()
+        with recorder, HostReadGuard(recorder):
+            self._recorder = recorder
+            try:
+                yield
+            finally:
+                self._recorder = None
+
+    def begin(self) -> None:
+        """Start recording operations instead of running them."""
+        assert self._recorder is not None, "begin() outside capturing()"
+        self._recorder.start()
+
+    def end(self) -> CPUSegment:
+        """Return the recorded operations; raises what an operation was refused for."""
+        assert self._recorder is not None, "end() outside capturing()"
+        segment = self._recorder.finish()
+        self._segments.add(segment)
+        return segment
+
+    def abort(self) -> None:
+        """Forget the operations recorded since ``begin``."""
+        if self._recorder is not None:
+            self._recorder.drop()
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of the intermediate tensors that live segments of this engine hold."""
+        return sum(segment.memory_bytes for segment in self._segments)

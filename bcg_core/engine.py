@@ -1,0 +1,60 @@
+"""What records and replays the segments between breaks."""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+
+class Segment(Protocol):
+    """A recorded stretch of device work with fixed addresses."""
+
+    def replay(self) -> None:
+        """Do the recorded work again on the current stream, reading and writing the recorded addresses."""
+
+
+class SegmentEngine(Protocol):
+    """Record what happens between ``begin`` and ``end``, one segment at a time.
+
+    Engines hold what all captures share: the memory pool and the capture stream. Use one engine for all graphs of a
+    runner, capture from the largest bucket to the smallest, and replay one graph at a time.
+    """
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device whose work is recorded."""
+
+    def capturing(self) -> AbstractContextManager[None]:
+        """Prepare for a series of segments, and restore everything afterwards, also after an error."""
+
+    def warming_up(self) -> AbstractContextManager[None]:
+        """Run eager work where captures will run, so that handles and workspaces exist before them."""
+
+    def begin(self) -> None:
+        """Start a segment. Device work from here to ``end`` is recorded, not done."""
+
+    def end(self) -> Segment:
+        """Finish the segment and return it; raises what made the recording invalid."""
+
+    def abort(self) -> None:
+        """Drop the segment at hand, if any, and leave the recording state."""
+
+    def memory_bytes(self) -> int:
+        """Return the device bytes that recorded segments hold."""
+
+
+def engine_for(device: torch.device | str) -> SegmentEngine:
+    """Return a new engine for ``device``: CUDA graphs on ``cuda``, the emulator on ``cpu``.
+
+    Raises ValueError for any other device type, and for ``cuda`` where torch sees no GPU.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        from bcg_core.cpu_engine import CPUSegmentEngine
+
+        return CPUSegmentEngine()
+    if device.type == "cuda":
+        from bcg_core.cuda_engine import CUDASegmentEngine
+
+        return CUDASegmentEngine(device)
+    raise ValueError(f"no segment engine for device {str(device)!r}; use 'cuda' or 'cpu'")

@@ -1,0 +1,99 @@
+"""The exceptions of this project, as one tree.
+
+    BcgError
+    ├── CaptureError (RuntimeError)        a capture or replay that cannot go on
+    │   ├── NestedCaptureError             a capture or replay inside a capture
+    │   ├── HostReadError                  a segment reads a device value on the host
+    │   └── BreakOutputError               a break returned something else than at capture
+    ├── BatchError (ValueError)            a batch that does not add up; names the request
+    ├── BucketError (ValueError)           a bucket ladder that makes no sense
+    ├── KVCacheError (ValueError)          pages or slots that the cache does not have
+    ├── BackendError                       anything about an attention backend; carries its name
+    │   ├── UnknownBackendError            no entry point of that name (LookupError)
+    │   ├── DuplicateBackendError          two distributions claim one name
+    │   ├── BackendLoadError               the entry point fails to import or is no backend
+    │   ├── BackendUnavailableError        vendor library or device is missing
+    │   ├── BackendOptionError             the backend does not take that option (TypeError)
+    │   ├── UnsupportedSpecError           the backend cannot serve this shape, dtype or page size
+    │   └── BackendContractError           the backend broke the protocol during a forward
+    └── CheckpointError (ValueError)       weights or configuration that cannot be loaded
+
+An exception raised by user code (a break, a model, a backend) reaches the caller as it was raised; the library adds a
+note that says where it happened.
+"""
+
+
+class BcgError(Exception):
+    """Be the base of every error this project raises on purpose."""
+
+
+class CaptureError(BcgError, RuntimeError):
+    """Report a capture or a replay that cannot go on."""
+
+
+class NestedCaptureError(CaptureError):
+    """Report a capture or a replay that was started inside a capture."""
+
+
+class HostReadError(CaptureError):
+    """Report a segment that reads a device value on the host, as ``.item()`` does."""
+
+
+class BreakOutputError(CaptureError):
+    """Report a break whose result differs in structure, shape, dtype or device from the captured one."""
+
+
+class BatchError(BcgError, ValueError):
+    """Report a batch that does not add up."""
+
+
+class BucketError(BcgError, ValueError):
+    """Report a bucket ladder that makes no sense."""
+
+
+class KVCacheError(BcgError, ValueError):
+    """Report pages or slots that the KV cache does not have."""
+
+
+class BackendError(BcgError):
+    """Report a problem with an attention backend.
+
+    Attributes:
+        backend: the name of the backend, as registered or as asked for.
+    """
+
+    def __init__(self, backend: str, message: str) -> None:
+        super().__init__(f"attention backend {backend!r}: {message}")
+        self.backend = backend
+
+
+class UnknownBackendError(BackendError, LookupError):
+    """Report a backend name that no installed distribution registers."""
+
+
+class DuplicateBackendError(BackendError):
+    """Report a backend name that two distributions register."""
+
+
+class BackendLoadError(BackendError):
+    """Report an entry point that fails to import, or whose object is no attention backend."""
+
+
+class BackendUnavailableError(BackendError):
+    """Report a backend whose vendor library or device is missing."""
+
+
+class BackendOptionError(BackendError, TypeError):
+    """Report an option that the backend does not take."""
+
+
+class UnsupportedSpecError(BackendError):
+    """Report an attention shape, dtype or page size that the backend cannot serve."""
+
+
+class BackendContractError(BackendError):
+    """Report a backend that broke the protocol during a forward."""
+
+
+class CheckpointError(BcgError, ValueError):
+    """Report weights or a configuration that cannot be loaded."""

@@ -1,0 +1,170 @@
+"""A graph that is broken by Python: recorded segments with recorded calls between them."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from contextvars import Token
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from bcg_core.breaks import BreakRecorder, active_recorder
+from bcg_core.engine import Segment, SegmentEngine
+from bcg_core.errors import CaptureError, NestedCaptureError
+from bcg_core.outputs import FrozenOutput
+
+
+class RecordedBreak:
+    """Call a function again with the arguments of its capture, and put its result where it was then.
+
+    Holds arguments and result strongly: their memory lives as long as the graph.
+    """
+
+    def __init__(self, index: int, name: str, call: Callable[[], Any], result: Any) -> None:
+        self.index = index
+        self.name = name
+        self._call = call
+        self._output = FrozenOutput(name, result)
+
+    def replay(self) -> None:
+        """Run the break; an exception reaches the caller as raised, with a note that names the break."""
+        try:
+            result = self._call()
+        except BaseException as error:
+            error.add_note(f"raised at replay in break {self.index} ({self.name})")
+            raise
+        self._output.accept(result)
+
+
+class BreakableCUDAGraph:
+    """Hold segments and breaks in the order of their capture, and replay them.
+
+    Fill it with ``BreakableCUDAGraphCapture``. Replays run on the caller's current stream, do not synchronise, and must
+    not overlap with replays of another graph of the same engine, as both use the engine's memory pool.
+
+    Attributes:
+        engine: what records the segments.
+        segments: recorded segments; one more than breaks once captured.
+        breaks: recorded breaks.
+    """
+
+    def __init__(self, engine: SegmentEngine) -> None:
+        self.engine = engine
+        self.segments: tuple[Segment, ...] = ()
+        self.breaks: tuple[RecordedBreak, ...] = ()
+        self._steps: tuple[Callable[[], None], ...] = ()
+
+    @property
+    def captured(self) -> bool:
+        """Tell whether a capture has been published here."""
+        return bool(self.segments)
+
+    def publish(self, segments: list[Segment], breaks: list[RecordedBreak]) -> None:
+        """Take a finished capture; called by the capture, once and only when all of it went well."""
+        self.segments, self.breaks = tuple(segments), tuple(breaks)
+        steps = [segments[0].replay]
+        for recorded, segment in zip(breaks, segments[1:], strict=True):
+            steps += [recorded.replay, segment.replay]
+        self._steps = tuple(steps)
+
+    def replay(self) -> None:
+        """Run all segments and breaks in order.
+
+        Raises CaptureError before anything was captured, NestedCaptureError inside a capture, and whatever a break
+        raises; after that the graph can be replayed again.
+        """
+        if not self._steps:
+            raise CaptureError("nothing to replay: capture into this graph first")
+        if active_recorder.get() is not None:
+            raise NestedCaptureError("a graph cannot be replayed inside a capture")
+        for step in self._steps:
+            step()
+
+    def reset(self) -> None:
+        """Drop everything recorded, so that memory is freed and the graph can be captured anew."""
+        self.segments, self.breaks, self._steps = (), (), ()
+
+
+class BreakableCUDAGraphCapture(BreakRecorder):
+    """Record the device work of a ``with`` block into a graph, split at its breaks.
+
+    Transactional: the graph is filled only when the whole block went well. An exception reaches the caller as it was
+    raised, the stream stops capturing, and the graph and its engine are as they were before.
+
+    Raises NestedCaptureError inside another capture and CaptureError for a graph that is filled already.
+    """
+
+    def __init__(self, graph: BreakableCUDAGraph) -> None:
+        self.graph = graph
+        self._engine = graph.engine
+        self._segments: list[Segment] = []
+        self._breaks: list[RecordedBreak] = []
+        self._in_break = False
+        self._failure: BaseException | None = None
+        self._stack = ExitStack()
+        self._token: Token[BreakRecorder | None] | None = None
+
+    def __enter__(self) -> BreakableCUDAGraph:
+        """Begin the first segment."""
+        if active_recorder.get() is not None:
+            raise NestedCaptureError(
+                "a capture cannot be started inside a capture: finish the outer one first"
+            )
+        if self.graph.captured:
+            raise CaptureError("this graph is captured already: call reset() first")
+        with ExitStack() as stack:
+            stack.enter_context(self._engine.capturing())
+            self._token = active_recorder.set(self)
+            stack.callback(self._leave)
+            stack.callback(self._engine.abort)
+            self._engine.begin()
+            self._stack = stack.pop_all()
+        return self.graph
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the last segment and fill the graph, or leave everything as it was."""
+        segments, breaks, failure = self._segments, self._breaks, self._failure
+        # Whatever happens, nothing half-built stays here.
+        self._segments, self._breaks, self._failure = [], [], None
+        with self._stack:
+            if exc is not None:
+                return
+            if failure is not None:
+                raise CaptureError(
+                    "the capture failed at a break, and the code being captured swallowed the exception"
+                ) from failure
+            segments.append(self._engine.end())
+        self.graph.publish(segments, breaks)
+
+    def _leave(self) -> None:
+        if self._token is not None:
+            active_recorder.reset(self._token)
+            self._token = None
+
+    def record_break(
+        self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """End the segment, run ``fn`` once, record it with its arguments, begin the next segment."""
+        if self._in_break:
+            return fn(*args, **kwargs)
+        if self._failure is not None:
+            raise CaptureError("the capture has failed at an earlier break") from self._failure
+        index = len(self._breaks)
+        self._in_break = True
+        try:
+            self._segments.append(self._engine.end())
+            result = fn(*args, **kwargs)
+            recorded = RecordedBreak(index, name, partial(fn, *args, **kwargs), result)
+            self._engine.begin()
+        except BaseException as error:
+            self._failure = error
+            error.add_note(f"raised at capture in break {index} ({name})")
+            raise
+        finally:
+            self._in_break = False
+        self._breaks.append(recorded)
+        return result

@@ -1,0 +1,334 @@
+"""Capture a model's prefill in segments, and serve batches by replay.
+
+Shape letters: T bucket (padded) tokens, R real tokens, B requests, D model dim, V vocabulary.
+"""
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bcg_core.backend import AttentionBackend, Metadata
+from bcg_core.batch import PrefillBatch
+from bcg_core.buckets import Admission, TokenBuckets
+from bcg_core.context import ForwardContext, Phase
+from bcg_core.engine import SegmentEngine, engine_for
+from bcg_core.errors import BatchError, CaptureError
+from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
+from bcg_core.kv_cache import PagedKVCache
+from bcg_core.model import PrefillModel
+from bcg_core.registry import BackendRegistry
+from bcg_core.results import (
+    CapturedBucket,
+    CaptureReport,
+    Mode,
+    PrefillResult,
+    RunnerStats,
+)
+from bcg_core.spec import AttentionSpec, BackendLimits
+from bcg_core.workspace import StaticInputs, Workspace
+
+Progress = Callable[[int, int], None]
+"""Called with (steps done, steps in all)."""
+
+
+def greedy(logits_BV: Tensor) -> Tensor:
+    """Choose the most likely token of each request; returns ``[B]`` int64."""
+    return logits_BV.argmax(dim=-1)
+
+
+class PrefillRunner:
+    """Serve prefill batches of one model with one attention backend at a time.
+
+    Attention is outside the segments, so ``use_backend`` switches backends between calls without a new capture. One
+    call at a time; results are valid until the next one.
+
+    Args:
+        model: what to run; its weights are read at the addresses they have at capture.
+        kv_cache: where keys and values go; holds the prefixes.
+        backend: a backend, or the registered name of one, which is then made with ``backend_options``.
+        buckets: token counts to capture; default is a ladder up to 2048 tokens or the KV cache's size.
+        max_requests: most requests of a batch.
+        engine: records the segments; default is the one for the model's device.
+
+    Attributes:
+        context: what segments and breaks share.
+        workspace: fixed-address memory of the forwards.
+        graphs: captured graphs by bucket.
+        stats: counts of replays and of eager prefills with their reasons.
+    """
+
+    def __init__(
+        self,
+        model: PrefillModel,
+        kv_cache: PagedKVCache,
+        backend: AttentionBackend | str,
+        *,
+        backend_options: dict[str, Any] | None = None,
+        buckets: TokenBuckets | None = None,
+        max_requests: int = 256,
+        engine: SegmentEngine | None = None,
+    ) -> None:
+        slots = kv_cache.num_slots - kv_cache.page_size
+        self.model = model
+        self.kv_cache = kv_cache
+        self.buckets = buckets or TokenBuckets.ladder(min(2048, slots))
+        self.limits = BackendLimits(
+            max_tokens=max(slots, self.buckets[-1]),
+            max_requests=max_requests,
+            max_context=min(model.spec.max_positions, slots),
+            num_pages=kv_cache.num_pages,
+        )
+        self.engine = engine or engine_for(model.spec.device)
+        self.context = ForwardContext(kv_cache)
+        self.workspace = Workspace(model.spec, self.buckets[-1])
+        self.graphs: dict[int, BreakableCUDAGraph] = {}
+        self.stats = RunnerStats()
+        self._bucket_metadata: dict[AttentionBackend, dict[int, Metadata]] = {}
+        self._backend = self._resolve(backend, backend_options or {})
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """Return the backend that the next call uses."""
+        return self._backend
+
+    def use_backend(self, backend: AttentionBackend | str, **options: Any) -> AttentionBackend:
+        """Switch to ``backend`` for the calls that follow, and return it; captured segments stay as they are.
+
+        A name is looked up in the registry and made with ``options``; errors as in ``BackendRegistry.create``.
+        """
+        resolved = self._resolve(backend, options)
+        if self.graphs:
+            self._prepare_backend(resolved)
+        self._backend = resolved
+        return resolved
+
+    def _resolve(
+        self, backend: AttentionBackend | str, options: dict[str, Any]
+    ) -> AttentionBackend:
+        if isinstance(backend, AttentionBackend):
+            return backend
+        spec = AttentionSpec.of(self.model.spec, page_size=self.kv_cache.page_size)
+        return BackendRegistry().create(
+            backend, spec, self.limits, self.model.spec.device, **options
+        )
+
+    @torch.inference_mode()
+    def capture(self, progress: Progress | None = None) -> CaptureReport:
+        """Warm up, then capture every bucket from the largest to the smallest.
+
+        A bucket that runs out of memory is left out and reported; its batches go to a larger bucket or run eagerly. Any
+        other exception reaches the caller as raised, and the runner has the graphs it had before.
+
+        Args:
+            progress: called after each warm-up and each capture.
+        """
+        if self.graphs:
+            raise CaptureError("this runner has captured already: call release() first")
+        report = progress or (lambda done, total: None)
+        sizes = sorted(self.buckets, reverse=True)
+        started = perf_counter()
+        for done, size in enumerate(sizes):
+            with self.engine.warming_up():
+                self._run_model(Phase.WARM_UP, self.workspace, size)
+            report(done + 1, 2 * len(sizes))
+        warmed = perf_counter()
+        graphs: dict[int, BreakableCUDAGraph] = {}
+        captured: list[CapturedBucket] = []
+        failed: dict[int, str] = {}
+        for done, size in enumerate(sizes):
+            begun = perf_counter()
+            graph = BreakableCUDAGraph(self.engine)
+            try:
+                with BreakableCUDAGraphCapture(graph):
+                    self._run_model(Phase.CAPTURE, self.workspace, size)
+            except torch.OutOfMemoryError as error:
+                failed[size] = f"out of memory: {error}"
+            else:
+                graphs[size] = graph
+                captured.append(
+                    CapturedBucket(
+                        bucket=size,
+                        segments=len(graph.segments),
+                        breaks=len(graph.breaks),
+                        seconds=perf_counter() - begun,
+                    )
+                )
+            report(len(sizes) + done + 1, 2 * len(sizes))
+        self.graphs = graphs
+        self._prepare_backend(self._backend)
+        return CaptureReport(
+            buckets=tuple(captured),
+            failed=failed,
+            warm_up_seconds=warmed - started,
+            memory_bytes=self.engine.memory_bytes(),
+        )
+
+    def release(self) -> None:
+        """Drop all captured graphs and their memory; ``capture`` can be called again."""
+        for graph in self.graphs.values():
+            graph.reset()
+        self.graphs = {}
+        self._bucket_metadata = {}
+
+    def admit(self, batch: PrefillBatch) -> Admission:
+        """Say what would serve ``batch`` in breakable mode."""
+        if not self.graphs:
+            return Admission.eager("no bucket is captured")
+        return TokenBuckets(sorted(self.graphs)).select(batch.num_tokens)
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        batch: PrefillBatch,
+        *,
+        mode: Mode = Mode.BREAKABLE,
+        sample: Callable[[Tensor], Tensor] = greedy,
+    ) -> PrefillResult:
+        """Run the new tokens of ``batch`` through the model, filling their KV slots.
+
+        All work is queued on the current stream; nothing synchronises. On success the batch's sequences count the new
+        tokens as cached; after an exception they do not, and the runner can be used again.
+
+        Args:
+            batch: made for this runner's KV cache.
+            mode: how to execute.
+            sample: maps logits ``[B, V]`` to tokens ``[B]``.
+
+        Raises BatchError, naming the request, for tokens or lengths that the model or the cache cannot hold.
+        """
+        self._check(batch)
+        admission = self._admission(batch, mode)
+        padded = self._padded(batch, mode, admission)
+        workspace = self.workspace
+        if padded > workspace.max_tokens:
+            workspace = Workspace(self.model.spec, padded)
+        if batch.num_requests:
+            self._forward(batch, workspace, padded, admission)
+        self._count(mode, admission)
+        for sequence, length in zip(batch.sequences, batch.kv_lens, strict=False):
+            sequence.cached = length
+        hidden_RD = workspace.hidden_MD[: batch.num_tokens]
+        last_BD = hidden_RD.index_select(0, batch.on_device.cu_new_lens[1:] - 1)
+        logits_BV = self.model.compute_logits(last_BD)
+        return PrefillResult(
+            hidden_RD=hidden_RD,
+            logits_BV=logits_BV,
+            next_tokens_B=sample(logits_BV),
+            admission=admission,
+        )
+
+    def _admission(self, batch: PrefillBatch, mode: Mode) -> Admission:
+        if not batch.num_requests:
+            return Admission.eager("no requests")
+        if mode is Mode.BREAKABLE:
+            return self.admit(batch)
+        return Admission.eager("asked for")
+
+    def _padded(self, batch: PrefillBatch, mode: Mode, admission: Admission) -> int:
+        padded_eager = mode is Mode.PADDED_EAGER
+        bucket = self.buckets.select(batch.num_tokens).bucket if padded_eager else admission.bucket
+        return batch.num_tokens if bucket is None else bucket
+
+    def _count(self, mode: Mode, admission: Admission) -> None:
+        if mode is not Mode.BREAKABLE:
+            self.stats.requested[mode.value] += 1
+        elif admission.bucket is not None:
+            self.stats.replays[admission.bucket] += 1
+        else:
+            assert admission.reason is not None
+            self.stats.fallbacks[admission.reason] += 1
+
+    def _forward(
+        self, batch: PrefillBatch, workspace: Workspace, padded: int, admission: Admission
+    ) -> None:
+        inputs = workspace.inputs(padded)
+        workspace.load(batch, inputs)
+        if admission.bucket is None:
+            metadata = self._backend.init_forward_metadata(batch)
+            self._begin(Phase.EAGER, workspace, inputs)
+            self.context.bind(batch, self._backend, metadata)
+            self._compute(workspace, inputs)
+            return
+        prepared = self._bucket_metadata[self._backend][admission.bucket]
+        metadata = self._backend.update_bucket_metadata(prepared, batch)
+        self._begin(Phase.REPLAY, workspace, inputs)
+        self.context.bind(batch, self._backend, metadata)
+        self.graphs[admission.bucket].replay()
+
+    def _begin(self, phase: Phase, workspace: Workspace, inputs: StaticInputs) -> None:
+        self.context.begin(
+            phase, workspace.boundary, inputs.input_ids_T.shape[0], inputs.slot_mapping_T
+        )
+
+    def _compute(self, workspace: Workspace, inputs: StaticInputs) -> None:
+        hidden_TD = self.model.forward(inputs.input_ids_T, inputs.positions_T, self.context)
+        workspace.hidden_MD[: hidden_TD.shape[0]].copy_(hidden_TD)
+
+    def _run_model(self, phase: Phase, workspace: Workspace, padded: int) -> None:
+        """Run the model on padding alone: token 0 everywhere, written to the reserved page."""
+        inputs = workspace.inputs(padded)
+        if phase is Phase.WARM_UP:
+            inputs.packed.zero_()
+        self._begin(phase, workspace, inputs)
+        self._compute(workspace, inputs)
+
+    def _prepare_backend(self, backend: AttentionBackend) -> None:
+        """Warm ``backend`` up for the captured buckets and make its bucket metadata."""
+        if backend in self._bucket_metadata:
+            return
+        longest = self.limits.max_context
+        batches = [
+            PrefillBatch.scratch(_split(size, longest), self.kv_cache)
+            for size in sorted(self.graphs, reverse=True)
+        ]
+        backend.warm_up(batches, lambda batch: self._attend_scratch(backend, batch))
+        self._bucket_metadata[backend] = {
+            size: backend.init_bucket_metadata(size) for size in self.graphs
+        }
+
+    def _attend_scratch(self, backend: AttentionBackend, batch: PrefillBatch) -> None:
+        metadata = backend.init_forward_metadata(batch)
+        rows = self.workspace.boundary.rows(0, batch.num_tokens)
+        out = rows.out_TNH if backend.capabilities.supports_out else None
+        backend.forward(rows.q_TNH, rows.k_TKH, rows.v_TKH, self.kv_cache, 0, metadata, out)
+
+    def _check(self, batch: PrefillBatch) -> None:
+        if batch.page_size != self.kv_cache.page_size or batch.device != self.kv_cache.device:
+            raise BatchError(
+                f"the batch was made for pages of {batch.page_size} tokens on {batch.device}, this runner's cache has "
+                f"{self.kv_cache.page_size} on {self.kv_cache.device}"
+            )
+        if batch.num_requests > self.limits.max_requests:
+            raise BatchError(
+                f"{batch.num_requests} requests, at most {self.limits.max_requests} fit: "
+                "split the batch, or raise max_requests"
+            )
+        for number, length in enumerate(batch.kv_lens):
+            if length > self.model.spec.max_positions:
+                raise BatchError(
+                    f"request {number}: {length} tokens with its prefix, but the model's RoPE table has "
+                    f"{self.model.spec.max_positions} positions"
+                )
+        vocab_size = self.model.spec.vocab_size
+        row = _first_outside(batch.input_ids_R, vocab_size)
+        if row is not None:
+            owner = next(b for b, end in enumerate(batch.cu_new_lens[1:]) if row < end)
+            raise BatchError(
+                f"request {owner}: token id {int(batch.input_ids_R[row])} is not in the vocabulary of {vocab_size}"
+            )
+
+
+def _first_outside(ids_R: Tensor, vocab_size: int) -> int | None:
+    """Return the first row whose token id is not in ``[0, vocab_size)``; None when all are."""
+    if not len(ids_R) or (int(ids_R.min()) >= 0 and int(ids_R.max()) < vocab_size):
+        return None
+    return int(((ids_R < 0) | (ids_R >= vocab_size)).nonzero()[0])
+
+
+def _split(tokens: int, longest: int) -> list[int]:
+    """Split ``tokens`` into requests of at most ``longest``."""
+    full, rest = divmod(tokens, longest)
+    return [longest] * full + [rest] * (rest > 0)
