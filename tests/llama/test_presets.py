@@ -1,0 +1,58 @@
+"""Built-in shapes: what they promise, and that nobody can change them."""
+
+import pytest
+import torch
+
+from bcg_llama import PRESETS, LlamaConfig, LlamaWeights
+
+TINY = [name for name in PRESETS if name.startswith("tiny")]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("smollm2-135m", 134_515_008), ("llama-1b", 1_235_814_400), ("llama-8b", 8_030_261_248)],
+)
+def test_preset_has_as_many_parameters_as_the_published_model(name: str, parameters: int) -> None:
+    meta = torch.device("meta")
+    weights = LlamaWeights.empty(PRESETS[name], dtype=torch.bfloat16, device=meta)
+    assert sum(tensor.numel() for _, tensor in weights.named_tensors()) == parameters
+
+
+def test_presets_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        PRESETS["tiny"] = PRESETS["llama-1b"]  # type: ignore[index]
+
+
+def values(field: str) -> set[object]:
+    return {getattr(PRESETS[name], field) for name in TINY}
+
+
+@pytest.mark.parametrize(
+    ("field", "covered"),
+    [
+        ("head_dim", {64, 128}),
+        ("tie_word_embeddings", {True, False}),
+        ("attention_bias", {True, False}),
+        ("mlp_bias", {True, False}),
+    ],
+)
+def test_tiny_presets_cover(field: str, covered: set[object]) -> None:
+    assert values(field) >= covered
+
+
+def test_tiny_presets_cover_every_kind_of_rope() -> None:
+    kinds = {PRESETS[name].rope.rope_type for name in TINY}
+    assert kinds == {"default", "linear", "llama3", "yarn"}
+
+
+def test_tiny_presets_cover_head_groups() -> None:
+    def group(config: LlamaConfig) -> int:
+        return config.num_heads // config.num_kv_heads
+
+    groups = {group(PRESETS[name]) for name in TINY}
+    assert groups >= {1, 3, 4}
+    assert PRESETS["tiny-mqa"].num_kv_heads == 1
+
+
+def test_a_tiny_vocabulary_is_odd() -> None:
+    assert PRESETS["tiny-odd"].vocab_size % 2 == 1
