@@ -4,7 +4,7 @@ Shape letters: R real tokens, B requests, N query heads, K KV heads, H head dim.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -91,6 +91,21 @@ class AttentionBackend(ABC):
         self.spec = spec
         self.limits = limits
         self.device = device
+
+    @classmethod
+    def variants(cls) -> Sequence[Mapping[str, Any]]:
+        """Return the sets of options that are worth checking one by one; the default is a single, empty set."""
+        return ({},)
+
+    @classmethod
+    def select(cls, options: Mapping[str, Any]) -> tuple[type["AttentionBackend"], dict[str, Any]]:
+        """Choose the class that serves ``options``, and return it with the options left for its constructor.
+
+        For a backend that covers several kernels or versions of a library whose capabilities differ: it registers one
+        class, and this method returns the subclass that an option names. The default returns this class. Raises
+        BackendOptionError for a value that is not possible.
+        """
+        return cls, dict(options)
 
     @classmethod
     def unavailable(cls) -> str | None:

@@ -45,6 +45,7 @@ class PrefillBatch:
         positions_R: int64 on the host; position in its request.
         slot_mapping_R: int64 on the host; the flat KV slot that each new token is written to.
         page_table_BW: int32 on the host; page numbers of each request, padded with page 0.
+        num_pages: pages of the cache that the batch was made for.
         page_size: tokens a page.
         device: where the device copies live.
         sequences: the requests' page holders, or empty when the batch was built from arrays.
@@ -56,6 +57,7 @@ class PrefillBatch:
     positions_R: Tensor
     slot_mapping_R: Tensor
     page_table_BW: Tensor
+    num_pages: int
     page_size: int
     device: torch.device
     sequences: tuple[KVSequence, ...] = ()
@@ -117,6 +119,8 @@ class PrefillBatch:
         prefixes = tuple(prefix_lens if prefix_lens is not None else [0] * len(new_lens))
         news = tuple(new_lens)
         check_lengths(news, prefixes, len(page_table))
+        if sequences and len(sequences) != len(news):
+            raise BatchError(f"{len(sequences)} sequences were given for {len(news)} requests")
         input_ids_R = torch.as_tensor(input_ids, dtype=torch.int64)
         if sum(news) != len(input_ids_R):
             raise BatchError(
@@ -140,26 +144,30 @@ class PrefillBatch:
             positions_R=positions_R,
             slot_mapping_R=slots_R,
             page_table_BW=page_table_BW,
+            num_pages=kv_cache.num_pages,
             page_size=size,
             device=kv_cache.device,
             sequences=sequences,
         )
 
     @classmethod
-    def scratch(cls, new_lens: Sequence[int], kv_cache: PagedKVCache) -> "PrefillBatch":
-        """Return a batch of token 0 whose pages are all the reserved page 0; for warm-up only.
+    def scratch(
+        cls, new_lens: Sequence[int], kv_cache: PagedKVCache, *, prefix_len: int = 0
+    ) -> "PrefillBatch":
+        """Return a batch of token 0, each request behind ``prefix_len`` tokens, all in page 0; for warm-up only.
 
         Its shape is that of a real batch, what it computes means nothing, and nobody's cached tokens are touched.
         """
         total = sum(new_lens)
-        width = -(-max(new_lens, default=0) // kv_cache.page_size)
+        width = -(-(prefix_len + max(new_lens, default=0)) // kv_cache.page_size)
         return cls(
             new_lens=tuple(new_lens),
-            prefix_lens=(0,) * len(new_lens),
+            prefix_lens=(prefix_len,) * len(new_lens),
             input_ids_R=torch.zeros(total, dtype=torch.int64),
-            positions_R=torch.cat([torch.arange(n) for n in new_lens]),
+            positions_R=_concatenate([range(prefix_len, prefix_len + n) for n in new_lens]),
             slot_mapping_R=torch.zeros(total, dtype=torch.int64),
             page_table_BW=torch.zeros(len(new_lens), width, dtype=torch.int32),
+            num_pages=kv_cache.num_pages,
             page_size=kv_cache.page_size,
             device=kv_cache.device,
         )

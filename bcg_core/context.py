@@ -130,5 +130,7 @@ def attention(ctx: ForwardContext, layer: int) -> None:
             f"expected {tuple(out_RNH.shape)} {out_RNH.dtype} on {out_RNH.device}",
         )
     if result.data_ptr() != out_RNH.data_ptr() or result.stride() != out_RNH.stride():
-        out_RNH.copy_(result)
+        # A view of ``out`` at other strides cannot be copied onto itself.
+        own = result.untyped_storage().data_ptr() == out_RNH.untyped_storage().data_ptr()
+        out_RNH.copy_(result.clone() if own else result)
         ctx.output_copies += 1

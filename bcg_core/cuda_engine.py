@@ -56,14 +56,20 @@ class CUDASegmentEngine(SegmentEngine):
         """Switch to the capture stream, ordered after and before the caller's; synchronises at the end."""
         caller = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(caller)
-        with torch.cuda.stream(self._stream):
-            yield
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            caller.wait_stream(self._stream)
         self._stream.synchronize()
-        caller.wait_stream(self._stream)
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Synchronise, switch to the capture stream and hold garbage collection off."""
+        """Synchronise, switch to the capture stream and hold garbage collection off.
+
+        The caller's stream is ordered after it: breaks ran there.
+        """
+        caller = torch.cuda.current_stream(self._device)
         torch.cuda.synchronize(self._device)
         collecting = gc.isenabled()
         gc.collect()
@@ -74,6 +80,7 @@ class CUDASegmentEngine(SegmentEngine):
         finally:
             if collecting:
                 gc.enable()
+            caller.wait_stream(self._stream)
 
     def begin(self) -> None:
         """Start capturing the capture stream into a new CUDA graph."""

@@ -67,6 +67,14 @@ class BackendRegistry:
                 name,
                 f"entry point {point.value!r} of {_owner(point)} is no AttentionBackend subclass",
             )
+        undefined = [what for what in ("name", "capabilities") if not hasattr(loaded, what)]
+        if "select" not in vars(loaded):  # a class that selects others may itself be abstract
+            undefined += sorted(loaded.__abstractmethods__)
+        if undefined:
+            raise BackendLoadError(
+                name,
+                f"entry point {point.value!r} of {_owner(point)} does not define {', '.join(undefined)}",
+            )
         return loaded
 
     def create(
@@ -92,7 +100,8 @@ def create_backend(
     device: torch.device,
     **options: Any,
 ) -> AttentionBackend:
-    """Make a backend from its class, refusing what it cannot serve; errors as in ``BackendRegistry.create``."""
+    """Make a backend from its class, or the one it selects; errors as in ``BackendRegistry.create``."""
+    backend, options = backend.select(options)
     missing = backend.unavailable()
     if missing is not None:
         raise BackendUnavailableError(backend.name, missing)

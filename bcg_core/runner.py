@@ -3,7 +3,8 @@
 Shape letters: T bucket (padded) tokens, R real tokens, B requests, D model dim, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -101,7 +102,7 @@ class PrefillRunner:
         """
         resolved = self._resolve(backend, options)
         if self.graphs:
-            self._prepare_backend(resolved)
+            self._prepare_backend(resolved, self.graphs)
         self._backend = resolved
         return resolved
 
@@ -130,40 +131,40 @@ class PrefillRunner:
         report = progress or (lambda done, total: None)
         sizes = sorted(self.buckets, reverse=True)
         started = perf_counter()
+        failed: dict[int, str] = {}
         for done, size in enumerate(sizes):
-            with self.engine.warming_up():
+            with _noting_out_of_memory(failed, size), self.engine.warming_up():
                 self._run_model(Phase.WARM_UP, self.workspace, size)
             report(done + 1, 2 * len(sizes))
         warmed = perf_counter()
         graphs: dict[int, BreakableCUDAGraph] = {}
         captured: list[CapturedBucket] = []
-        failed: dict[int, str] = {}
         for done, size in enumerate(sizes):
-            begun = perf_counter()
-            graph = BreakableCUDAGraph(self.engine)
-            try:
-                with BreakableCUDAGraphCapture(graph):
-                    self._run_model(Phase.CAPTURE, self.workspace, size)
-            except torch.OutOfMemoryError as error:
-                failed[size] = f"out of memory: {error}"
-            else:
-                graphs[size] = graph
-                captured.append(
-                    CapturedBucket(
-                        bucket=size,
-                        segments=len(graph.segments),
-                        breaks=len(graph.breaks),
-                        seconds=perf_counter() - begun,
-                    )
-                )
+            if size not in failed:
+                with _noting_out_of_memory(failed, size):
+                    graphs[size], bucket = self._capture_bucket(size)
+                    captured.append(bucket)
             report(len(sizes) + done + 1, 2 * len(sizes))
+        if graphs:
+            self._prepare_backend(self._backend, graphs)
         self.graphs = graphs
-        self._prepare_backend(self._backend)
         return CaptureReport(
             buckets=tuple(captured),
             failed=failed,
             warm_up_seconds=warmed - started,
             memory_bytes=self.engine.memory_bytes(),
+        )
+
+    def _capture_bucket(self, size: int) -> tuple[BreakableCUDAGraph, CapturedBucket]:
+        begun = perf_counter()
+        graph = BreakableCUDAGraph(self.engine)
+        with BreakableCUDAGraphCapture(graph):
+            self._run_model(Phase.CAPTURE, self.workspace, size)
+        return graph, CapturedBucket(
+            bucket=size,
+            segments=len(graph.segments),
+            breaks=len(graph.breaks),
+            seconds=perf_counter() - begun,
         )
 
     def release(self) -> None:
@@ -207,18 +208,19 @@ class PrefillRunner:
             workspace = Workspace(self.model.spec, padded)
         if batch.num_requests:
             self._forward(batch, workspace, padded, admission)
-        self._count(mode, admission)
-        for sequence, length in zip(batch.sequences, batch.kv_lens, strict=False):
-            sequence.cached = length
         hidden_RD = workspace.hidden_MD[: batch.num_tokens]
         last_BD = hidden_RD.index_select(0, batch.on_device.cu_new_lens[1:] - 1)
         logits_BV = self.model.compute_logits(last_BD)
-        return PrefillResult(
+        result = PrefillResult(
             hidden_RD=hidden_RD,
             logits_BV=logits_BV,
             next_tokens_B=sample(logits_BV),
             admission=admission,
         )
+        self._count(mode, admission)
+        for sequence, length in zip(batch.sequences, batch.kv_lens, strict=False):
+            sequence.cached = length
+        return result
 
     def _admission(self, batch: PrefillBatch, mode: Mode) -> Admission:
         if not batch.num_requests:
@@ -228,8 +230,10 @@ class PrefillRunner:
         return Admission.eager("asked for")
 
     def _padded(self, batch: PrefillBatch, mode: Mode, admission: Admission) -> int:
-        padded_eager = mode is Mode.PADDED_EAGER
-        bucket = self.buckets.select(batch.num_tokens).bucket if padded_eager else admission.bucket
+        bucket = admission.bucket
+        if mode is Mode.PADDED_EAGER:
+            ladder = TokenBuckets(sorted(self.graphs)) if self.graphs else self.buckets
+            bucket = ladder.select(batch.num_tokens).bucket
         return batch.num_tokens if bucket is None else bucket
 
     def _count(self, mode: Mode, admission: Admission) -> None:
@@ -275,18 +279,24 @@ class PrefillRunner:
         self._begin(phase, workspace, inputs)
         self._compute(workspace, inputs)
 
-    def _prepare_backend(self, backend: AttentionBackend) -> None:
-        """Warm ``backend`` up for the captured buckets and make its bucket metadata."""
+    def _prepare_backend(self, backend: AttentionBackend, sizes: Collection[int]) -> None:
+        """Warm ``backend`` up for the buckets ``sizes`` and make its metadata of each."""
         if backend in self._bucket_metadata:
             return
-        longest = self.limits.max_context
+        # Kernels differ behind a prefix: warm both up for every bucket.
+        prefix = self.kv_cache.page_size if backend.capabilities.cached_prefix else 0
         batches = [
-            PrefillBatch.scratch(_split(size, longest), self.kv_cache)
-            for size in sorted(self.graphs, reverse=True)
+            PrefillBatch.scratch(
+                _split(size, self.limits.max_context - prefix_len),
+                self.kv_cache,
+                prefix_len=prefix_len,
+            )
+            for size in sorted(sizes, reverse=True)
+            for prefix_len in sorted({0, min(prefix, self.limits.max_context - 1)})
         ]
         backend.warm_up(batches, lambda batch: self._attend_scratch(backend, batch))
         self._bucket_metadata[backend] = {
-            size: backend.init_bucket_metadata(size) for size in self.graphs
+            size: backend.init_bucket_metadata(size) for size in sizes
         }
 
     def _attend_scratch(self, backend: AttentionBackend, batch: PrefillBatch) -> None:
@@ -296,10 +306,12 @@ class PrefillRunner:
         backend.forward(rows.q_TNH, rows.k_TKH, rows.v_TKH, self.kv_cache, 0, metadata, out)
 
     def _check(self, batch: PrefillBatch) -> None:
-        if batch.page_size != self.kv_cache.page_size or batch.device != self.kv_cache.device:
+        cache = self.kv_cache
+        made_for = (batch.num_pages, batch.page_size, batch.device)
+        if made_for != (cache.num_pages, cache.page_size, cache.device):
             raise BatchError(
-                f"the batch was made for pages of {batch.page_size} tokens on {batch.device}, this runner's cache has "
-                f"{self.kv_cache.page_size} on {self.kv_cache.device}"
+                f"the batch was made for {batch.num_pages} pages of {batch.page_size} tokens on {batch.device}, this "
+                f"runner's cache has {cache.num_pages} of {cache.page_size} on {cache.device}"
             )
         if batch.num_requests > self.limits.max_requests:
             raise BatchError(
@@ -319,6 +331,15 @@ class PrefillRunner:
             raise BatchError(
                 f"request {owner}: token id {int(batch.input_ids_R[row])} is not in the vocabulary of {vocab_size}"
             )
+
+
+@contextmanager
+def _noting_out_of_memory(failed: dict[int, str], size: int) -> Iterator[None]:
+    """Make a bucket that runs out of memory an entry of ``failed``."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        failed[size] = f"out of memory: {error}"
 
 
 def _first_outside(ids_R: Tensor, vocab_size: int) -> int | None:
