@@ -1,0 +1,473 @@
+"""What the CUDA engine asks of torch, and in which order, on a stand-in for ``torch.cuda``.
+
+Whether torch then does the right thing is for ``test_cuda_engine.py``, on a GPU.
+"""
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from bcg_core import (
+    BreakableCUDAGraph,
+    BreakableCUDAGraphCapture,
+    CUDASegmentEngine,
+    break_graph,
+    eager_on_graph,
+    engine_for,
+)
+
+
+class MistakeError(Exception):
+    """What user code raises here."""
+
+
+class Stream:
+    def __init__(self, cuda: "FakeCuda", name: str) -> None:
+        self.cuda = cuda
+        self.name = name
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.cuda.log.append(f"{self.name} waits for {other.name}")
+
+    def synchronize(self) -> None:
+        self.cuda.log.append(f"synchronize {self.name}")
+
+
+class Graph:
+    """A graph whose capture fails at its end if ``cuda.illegal`` is set meanwhile."""
+
+    def __init__(self, cuda: "FakeCuda") -> None:
+        self.cuda = cuda
+        self.number = len(cuda.graphs)
+        self.pool: Any = None
+        self.open = False
+        cuda.graphs.append(self)
+
+    def capture_begin(self, pool: Any) -> None:
+        self.pool = pool
+        self.open = True
+        self.cuda.work = 0
+        self.cuda.log.append(f"begin {self.number} on {self.cuda.current.name}")
+
+    def capture_end(self) -> None:
+        if not self.open:
+            raise RuntimeError("not capturing")
+        if self.cuda.illegal:
+            self.cuda.illegal_ends += 1
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.open = False
+        self.cuda.log.append(f"end {self.number}")
+        if not self.cuda.work:
+            warnings.warn("The CUDA Graph is empty. This usually means ...", stacklevel=2)
+
+    def replay(self) -> None:
+        self.cuda.log.append(f"replay {self.number}")
+
+
+class FakeCuda:
+    """What the engine uses of ``torch.cuda``; ``log`` tells what happened in which order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.graphs: list[Graph] = []
+        self.work = 0
+        self.illegal = False
+        self.illegal_ends = 0
+        self.current = Stream(self, "caller")
+        self.ended: list[tuple[Any, Any]] = []
+        self.snapshots: dict[Any, list[dict[str, int]]] = {}
+        self.pools = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        fakes = {
+            "is_available": lambda: True,
+            "current_device": lambda: 3,
+            "Stream": lambda device: Stream(self, "capture"),
+            "current_stream": lambda device: self.current,
+            "stream": self.stream,
+            "synchronize": lambda device: self.log.append(f"synchronize {device}"),
+            "graph_pool_handle": self.new_pool,
+            "CUDAGraph": lambda: Graph(self),
+            "memory_snapshot": lambda pool: self.snapshots.get(pool, []),
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end_pool, raising=False)
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def new_pool(self) -> str:
+        self.pools += 1
+        return f"pool {self.pools}"
+
+    def end_pool(self, device: int, pool: str) -> None:
+        self.ended.append((device, pool))
+
+    def launch(self) -> None:
+        """Stand for device work."""
+        self.work += 1
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    return fake
+
+
+@pytest.fixture
+def engine(cuda: FakeCuda) -> CUDASegmentEngine:
+    engine = CUDASegmentEngine()
+    cuda.log.clear()
+    return engine
+
+
+def capture(cuda: FakeCuda, engine: CUDASegmentEngine, breaks: int = 1) -> BreakableCUDAGraph:
+    """Capture one launch in each of ``breaks + 1`` segments."""
+    graph = BreakableCUDAGraph(engine)
+    with BreakableCUDAGraphCapture(graph):
+        for _ in range(breaks):
+            cuda.launch()
+            break_graph()
+        cuda.launch()
+    return graph
+
+
+def segment_pools(cuda: FakeCuda, graph: BreakableCUDAGraph) -> set[str]:
+    return {segment.pool for segment in graph.segments}
+
+
+# Devices
+
+
+def test_without_an_index_the_current_device_is_meant(engine: CUDASegmentEngine) -> None:
+    assert engine.device == torch.device("cuda", 3)
+
+
+def test_an_index_is_kept(cuda: FakeCuda) -> None:
+    assert CUDASegmentEngine("cuda:1").device == torch.device("cuda", 1)
+
+
+def test_cuda_has_the_engine_of_real_graphs(cuda: FakeCuda) -> None:
+    assert isinstance(engine_for("cuda"), CUDASegmentEngine)
+
+
+# Captures
+
+
+def test_segments_are_captured_on_the_capture_stream_after_a_synchronisation(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    first = len(cuda.graphs)
+    capture(cuda, engine)
+    assert cuda.log == [
+        "synchronize cuda:3",
+        f"begin {first} on capture",
+        f"end {first}",
+        f"begin {first + 1} on capture",
+        f"end {first + 1}",
+        "caller waits for capture",
+    ]
+
+
+def test_a_break_at_capture_runs_on_the_capture_stream(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    streams: list[str] = []
+    note = eager_on_graph(lambda: streams.append(cuda.current.name))
+    with BreakableCUDAGraphCapture(BreakableCUDAGraph(engine)):
+        note()
+    assert streams == ["capture"]
+
+
+def test_after_a_capture_the_callers_stream_is_current(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    capture(cuda, engine)
+    assert cuda.current.name == "caller"
+
+
+def test_all_segments_of_all_graphs_share_one_pool(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    graphs = [capture(cuda, engine, breaks=3), capture(cuda, engine, breaks=2)]
+    pools = [segment_pools(cuda, graph) for graph in graphs]
+    assert pools[0] == pools[1]
+    assert len(pools[0]) == 1
+
+
+def test_two_engines_have_two_pools(cuda: FakeCuda, engine: CUDASegmentEngine) -> None:
+    other = CUDASegmentEngine()
+    one, two = capture(cuda, engine), capture(cuda, other)
+    assert not segment_pools(cuda, one) & segment_pools(cuda, two)
+
+
+def test_a_replay_replays_graphs_and_breaks_in_order(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    note = eager_on_graph(lambda: cuda.log.append("break"))
+    graph = BreakableCUDAGraph(engine)
+    with BreakableCUDAGraphCapture(graph):
+        cuda.launch()
+        note()
+        cuda.launch()
+    first, second = graph.segments
+    cuda.log.clear()
+    graph.replay()
+    assert cuda.log == [f"replay {first.number}", "break", f"replay {second.number}"]
+
+
+def test_an_empty_segment_is_no_warning_and_replays_nothing(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    graph = BreakableCUDAGraph(engine)
+    with BreakableCUDAGraphCapture(graph):
+        break_graph()
+        break_graph()
+    assert len(graph.segments) == 3
+    cuda.log.clear()
+    graph.replay()
+    assert cuda.log == []
+
+
+def test_another_warning_at_the_end_of_a_segment_is_not_taken_for_an_empty_one(
+    cuda: FakeCuda, engine: CUDASegmentEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(graph: Graph) -> None:
+        graph.open = False
+        warnings.warn("something else", RuntimeWarning, stacklevel=2)
+
+    monkeypatch.setattr(Graph, "capture_end", warn)
+    graph = BreakableCUDAGraph(engine)
+    with pytest.warns(RuntimeWarning, match="something else"), BreakableCUDAGraphCapture(graph):
+        cuda.launch()
+    assert isinstance(graph.segments[0], Graph)
+
+
+# Warm-up
+
+
+def test_a_warm_up_runs_on_the_capture_stream_between_waits(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    with engine.warming_up():
+        cuda.log.append(f"warm up on {cuda.current.name}")
+    assert cuda.log == [
+        "capture waits for caller",
+        "warm up on capture",
+        "caller waits for capture",
+        "synchronize capture",
+    ]
+
+
+def test_after_a_failed_warm_up_the_caller_still_waits(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    with pytest.raises(MistakeError), engine.warming_up():
+        raise MistakeError
+    assert cuda.log == ["capture waits for caller", "caller waits for capture"]
+    assert cuda.current.name == "caller"
+
+
+# Garbage collection
+
+
+@pytest.fixture
+def collecting() -> Iterator[None]:
+    """Restore garbage collection, whatever a test does to it."""
+    before = gc.isenabled()
+    yield
+    if before:
+        gc.enable()
+    else:
+        gc.disable()
+
+
+@pytest.mark.usefixtures("collecting")
+def test_garbage_is_not_collected_during_a_capture(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    gc.enable()
+    with engine.capturing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("collecting")
+def test_collection_that_was_off_stays_off(cuda: FakeCuda, engine: CUDASegmentEngine) -> None:
+    gc.disable()
+    capture(cuda, engine)
+    assert not gc.isenabled()
+
+
+@pytest.mark.usefixtures("collecting")
+def test_collection_is_on_again_after_a_failed_capture(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    gc.enable()
+    with pytest.raises(MistakeError), BreakableCUDAGraphCapture(BreakableCUDAGraph(engine)):
+        raise MistakeError
+    assert gc.isenabled()
+
+
+# Failures
+
+
+def test_an_exception_in_a_segment_ends_its_graph_and_keeps_the_pool(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    before = segment_pools(cuda, capture(cuda, engine))
+    with pytest.raises(MistakeError), BreakableCUDAGraphCapture(BreakableCUDAGraph(engine)):
+        raise MistakeError
+    assert [graph.number for graph in cuda.graphs if graph.open] == []
+    assert cuda.current.name == "caller"
+    assert segment_pools(cuda, capture(cuda, engine)) == before
+
+
+def test_an_exception_in_a_break_leaves_nothing_capturing(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    def fail() -> None:
+        raise MistakeError
+
+    fails = eager_on_graph(fail)
+    with pytest.raises(MistakeError), BreakableCUDAGraphCapture(BreakableCUDAGraph(engine)):
+        fails()
+    assert [graph.number for graph in cuda.graphs if graph.open] == []
+
+
+def illegal_capture(cuda: FakeCuda, engine: CUDASegmentEngine) -> None:
+    """Fail a capture as an illegal call in it does: the call raises, and so does the graph's end."""
+    with BreakableCUDAGraphCapture(BreakableCUDAGraph(engine)):
+        cuda.illegal = True
+        raise MistakeError("operation not permitted when stream is capturing")
+
+
+@pytest.fixture
+def after_illegal_capture(
+    cuda: FakeCuda, engine: CUDASegmentEngine, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Fail a capture by an illegal call; return the pool that it used."""
+    (pool,) = segment_pools(cuda, capture(cuda, engine))
+    end = Graph.capture_end
+
+    def end_once(graph: Graph) -> None:
+        try:
+            end(graph)
+        finally:
+            cuda.illegal = False
+
+    monkeypatch.setattr(Graph, "capture_end", end_once)
+    with pytest.raises(MistakeError, match="not permitted"):
+        illegal_capture(cuda, engine)
+    assert cuda.illegal_ends == 1
+    return pool
+
+
+def test_an_illegal_call_reaches_the_caller_and_retires_the_pool(
+    cuda: FakeCuda, engine: CUDASegmentEngine, after_illegal_capture: str
+) -> None:
+    assert after_illegal_capture not in segment_pools(cuda, capture(cuda, engine))
+
+
+def test_after_an_illegal_call_the_allocator_is_told_to_leave_the_pool(
+    cuda: FakeCuda, engine: CUDASegmentEngine, after_illegal_capture: str
+) -> None:
+    assert cuda.ended == [(3, after_illegal_capture)]
+
+
+def test_after_an_illegal_call_an_allocator_that_left_already_is_no_error(
+    cuda: FakeCuda, engine: CUDASegmentEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: int, pool: str) -> None:
+        raise RuntimeError("not recording to this pool")
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", refuse)
+    engine.begin()
+    cuda.graphs[-1].open = False
+    engine.abort()
+    assert capture(cuda, engine).captured
+
+
+def test_after_an_illegal_call_later_captures_share_the_new_pool(
+    cuda: FakeCuda, engine: CUDASegmentEngine, after_illegal_capture: str
+) -> None:
+    one, two = capture(cuda, engine), capture(cuda, engine)
+    assert segment_pools(cuda, one) == segment_pools(cuda, two)
+
+
+def test_the_error_of_a_segments_end_reaches_the_caller(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    graph = BreakableCUDAGraph(engine)
+    with (
+        pytest.raises(RuntimeError, match="previous error during capture"),
+        BreakableCUDAGraphCapture(graph),
+    ):
+        fail_the_next_end_alone(cuda)
+    assert not graph.captured
+    assert cuda.current.name == "caller"
+
+
+def fail_the_next_end_alone(cuda: FakeCuda) -> None:
+    """Make the open graph fail at its end, and no other."""
+    graph = cuda.graphs[-1]
+
+    def fail() -> None:
+        graph.open = False
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    graph.capture_end = fail  # type: ignore[method-assign]
+
+
+def test_a_capture_that_does_not_begin_reaches_the_caller(
+    cuda: FakeCuda, engine: CUDASegmentEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Graph.capture_begin
+
+    def refuse_once(graph: Graph, pool: Any) -> None:
+        monkeypatch.setattr(Graph, "capture_begin", begin)
+        raise RuntimeError("capture_begin refused")
+
+    monkeypatch.setattr(Graph, "capture_begin", refuse_once)
+    graph = BreakableCUDAGraph(engine)
+    with pytest.raises(RuntimeError, match="capture_begin refused"):
+        BreakableCUDAGraphCapture(graph).__enter__()
+    assert cuda.current.name == "caller"
+    assert capture(cuda, engine).captured
+
+
+def test_abort_without_a_segment_does_nothing(cuda: FakeCuda, engine: CUDASegmentEngine) -> None:
+    engine.abort()
+    assert cuda.log == []
+
+
+# Memory
+
+
+def test_memory_is_the_sum_of_the_blocks_of_the_pool(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    (pool,) = segment_pools(cuda, capture(cuda, engine))
+    cuda.snapshots[pool] = [{"total_size": 2 << 20}, {"total_size": 20 << 20}]
+    cuda.snapshots["somebody else's"] = [{"total_size": 1 << 30}]
+    assert engine.memory_bytes() == 22 << 20
+
+
+def test_memory_of_a_retired_pool_is_counted(
+    cuda: FakeCuda, engine: CUDASegmentEngine, after_illegal_capture: str
+) -> None:
+    (pool,) = segment_pools(cuda, capture(cuda, engine))
+    cuda.snapshots = {after_illegal_capture: [{"total_size": 5}], pool: [{"total_size": 7}]}
+    assert engine.memory_bytes() == 12
