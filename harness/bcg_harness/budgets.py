@@ -1,0 +1,159 @@
+"""How far a result may be from another: budgets derived from the data at hand, never tuned by hand.
+
+Shape letters: R rows (tokens) of one request, S rows of a longer one, X everything else of a row.
+
+An independent low-precision computation of the same quantity shows what rounding alone does to this data. Twice its
+error, plus one rounding step for data on which it happens to be exact, is the budget. Errors are relative L2 norms.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Measure how far some rows are from what they should be.
+
+    Attributes:
+        whole: relative L2 error of all rows together: finds what is a little wrong everywhere.
+        row: that of the worst row: there a single wrong row of a long request cannot hide.
+    """
+
+    whole: float
+    row: float
+
+    @classmethod
+    def between(cls, actual_RX: Tensor, expected_RX: Tensor) -> "Errors":
+        """Compare two tensors, in float64; infinite for other shapes and for what is not finite."""
+        if actual_RX.shape != expected_RX.shape:
+            return cls(whole=math.inf, row=math.inf)
+        return RowErrors.between(actual_RX, expected_RX).errors()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowErrors:
+    """Hold squared errors and squared norms of S rows, float64, from which errors of any stretch of them follow."""
+
+    errors_S: Tensor
+    norms_S: Tensor
+
+    @classmethod
+    def between(cls, actual_SX: Tensor, expected_SX: Tensor) -> "RowErrors":
+        """Compare two tensors of one shape, row by row."""
+        expected = expected_SX.double().flatten(1)
+        difference = actual_SX.double().flatten(1) - expected
+        return cls(errors_S=difference.square().sum(1), norms_S=expected.square().sum(1))
+
+    def errors(self) -> Errors:
+        """Return the errors of all rows."""
+        whole = _ratio(self.errors_S.sum(), self.norms_S.sum())
+        row = _ratio(self.errors_S, self.norms_S).max()
+        both: list[float] = torch.stack([whole, row]).sqrt().tolist()
+        return Errors(whole=both[0], row=both[1])
+
+    def worst_stretch(self, rows: int) -> float:
+        """Return the largest relative L2 error of any ``rows`` neighbouring rows; 0 when there are fewer."""
+        if rows > len(self.errors_S):
+            return 0.0
+        errors, norms = (_moving_sum(squares, rows) for squares in (self.errors_S, self.norms_S))
+        return _ratio(errors, norms).max().sqrt().item()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Hold a measured error beside what it may be.
+
+    Attributes:
+        error: relative L2; infinite when something is not finite.
+        budget: the most it may be.
+        what: what was compared.
+    """
+
+    error: float
+    budget: float
+    what: str
+
+    @property
+    def within(self) -> bool:
+        """Tell whether the error is finite and within the budget."""
+        return self.error <= self.budget and math.isfinite(self.error)
+
+    @property
+    def load(self) -> float:
+        """Return the error as a fraction of the budget."""
+        return self.error / self.budget
+
+
+def compare(actual_RX: Tensor, expected_RX: Tensor, *, low: Errors, what: str) -> Comparison:
+    """Compare rows, and return the worse of two comparisons: all of them together, and the worst one.
+
+    Args:
+        actual_RX: the result to judge; its dtype gives the rounding step.
+        expected_RX: what it should be.
+        low: what errors an independent low-precision computation makes.
+        what: names the rows in the result.
+    """
+    found = Errors.between(actual_RX, expected_RX)
+    return judge([Measured(found=found, low=low, dtype=actual_RX.dtype, what=what)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Hold errors that were measured, and are still to be judged.
+
+    Attributes:
+        found: errors of the result.
+        low: errors of an independent low-precision computation of the same rows.
+        dtype: the result's, which gives the rounding step.
+        what: names the rows.
+    """
+
+    found: Errors
+    low: Errors
+    dtype: torch.dtype
+    what: str
+
+
+def judge(measured: Sequence[Measured]) -> Comparison:
+    """Return the worst of ``measured``, each held to the largest low-precision errors found among all of them.
+
+    On a few rows the low-precision computation may be right by luck; over all rows that belong together it shows what
+    rounding can do.
+    """
+    whole, row = (max(getattr(one.low, name) for one in measured) for name in ("whole", "row"))
+    comparisons = []
+    for one in measured:
+        step = torch.finfo(one.dtype).eps
+        comparisons += [
+            Comparison(error=one.found.whole, budget=2 * whole + step, what=one.what),
+            Comparison(error=one.found.row, budget=2 * row + step, what=f"{one.what}, worst row"),
+        ]
+    return worst(comparisons)
+
+
+def worst(comparisons: Iterable[Comparison]) -> Comparison:
+    """Return the comparison that uses most of its budget."""
+    return max(comparisons, key=lambda comparison: comparison.load)
+
+
+def bit_equal(a: Tensor, b: Tensor) -> bool:
+    """Tell whether both hold the same bits; unlike ``==`` this tells zeros of different sign apart."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
+    return torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))
+
+
+def _ratio(errors: Tensor, norms: Tensor) -> Tensor:
+    """Divide; no error is none whatever the norm, and what is not finite is infinitely wrong."""
+    ratio = torch.where(errors == 0, torch.zeros_like(errors), errors / norms)
+    return torch.where(ratio.isfinite(), ratio, torch.full_like(ratio, math.inf))
+
+
+def _moving_sum(values_S: Tensor, length: int) -> Tensor:
+    sums = torch.cat([values_S.new_zeros(1), values_S.cumsum(0)])
+    return (sums[length:] - sums[:-length]).clamp(min=0)

@@ -1,0 +1,116 @@
+"""Run one case with one backend, step by step, and yield what the checks find.
+
+Shape letters: R real tokens, D model dim.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bcg_core import Mode, PrefillBatch
+from bcg_harness.budgets import compare, worst
+from bcg_harness.cases import Case, Step
+from bcg_harness.checks import CHECKS, ONE_PASS, StepRecord
+from bcg_harness.oracle import HiddenOracle
+from bcg_harness.outcome import Finding
+from bcg_harness.probe import Probe
+from bcg_harness.stage import Stage
+from bcg_harness.tokens import TokenSource
+
+
+class CaseRun:
+    """Hold the state of a case while it runs.
+
+    Attributes:
+        position: index of the step at hand, for messages.
+    """
+
+    def __init__(
+        self, case: Case, stage: Stage, probe: Probe, oracle: HiddenOracle, source: TokenSource
+    ) -> None:
+        self.case = case
+        self.position = 0
+        self._stage = stage
+        self._probe = probe
+        self._oracle = oracle
+        self._source = source
+        self._hidden: defaultdict[int, list[Tensor]] = defaultdict(list)
+
+    def findings(self, seed: int) -> Iterator[tuple[int | None, Finding]]:
+        """Run all steps on a cache that is refilled with garbage; yields (step or None for the case, finding)."""
+        self._stage.reset(seed)
+        for position, step in enumerate(self.case.steps):
+            self.position = position
+            batch = self._stage.batch(step, self._source)
+            if not step.checked:
+                self._stage.run(batch, Mode.BREAKABLE, self._probe)
+                continue
+            record = self._record(step, batch)
+            for check in CHECKS.values():
+                finding = check(record)
+                if finding is not None:
+                    yield position, finding
+            self._remember(record)
+        finding = self._one_pass()
+        if finding is not None:
+            yield None, finding
+
+    def _record(self, step: Step, batch: PrefillBatch) -> StepRecord:
+        """Run all arms of a step; the cache is left as the undisturbed replay leaves it."""
+        stage, storage = self._stage, self._stage.kv_cache.storage_L2PSKH
+        before = storage.clone()
+        raw = stage.run(batch, Mode.EAGER, self._probe)
+        storage.copy_(before)
+        padded = stage.run(batch, Mode.PADDED_EAGER, self._probe)
+        kv_padded = storage.clone()
+        storage.copy_(before)
+        judged = stage.run(batch, Mode.BREAKABLE, self._probe, judge=True)
+        storage.copy_(before)
+        replay = stage.run(batch, Mode.BREAKABLE, self._probe)
+        return StepRecord(
+            step=step,
+            batch=batch,
+            expected=self._expected(step, batch),
+            low=tuple(map(self._oracle.low_errors, batch.new_lens)),
+            bucket=stage.expected_bucket(batch),
+            capabilities=self._probe.capabilities,
+            model=stage.model,
+            runner=stage.runner,
+            raw=raw,
+            padded=padded,
+            judged=judged,
+            replay=replay,
+            kv_before=before,
+            kv_padded=kv_padded,
+            kv_replay=storage,
+        )
+
+    def _expected(self, step: Step, batch: PrefillBatch) -> tuple[Tensor, ...]:
+        spans = zip(step.requests, batch.prefix_lens, batch.kv_lens, strict=True)
+        return tuple(
+            self._oracle.hidden(sequence, start, stop) for (sequence, _), start, stop in spans
+        )
+
+    def _remember(self, record: StepRecord) -> None:
+        parts = record.replay.hidden_RD.split(record.batch.new_lens) if record.step.requests else ()
+        for (sequence, _), hidden_RD in zip(record.step.requests, parts, strict=True):
+            self._hidden[sequence].append(hidden_RD)
+
+    def _one_pass(self) -> Finding | None:
+        """Compare requests that came in several checked chunks, from their first token on, with one pass."""
+        comparisons = []
+        for sequence, chunks in self._hidden.items():
+            hidden_RD = torch.cat(chunks)
+            if len(chunks) < 2 or len(hidden_RD) != self.case.lengths[sequence]:
+                continue
+            comparisons.append(
+                compare(
+                    hidden_RD,
+                    self._oracle.hidden(sequence, 0, len(hidden_RD)),
+                    low=self._oracle.low_errors(len(hidden_RD)),
+                    what=f"sequence {sequence} in {len(chunks)} chunks",
+                )
+            )
+        return Finding.of(ONE_PASS, worst(comparisons)) if comparisons else None

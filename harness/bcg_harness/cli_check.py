@@ -1,0 +1,173 @@
+"""``bcg check``: run the correctness matrix and print it."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.progress import TaskID
+
+from bcg_core import BackendRegistry
+from bcg_harness.candidates import select_backends
+from bcg_harness.cli_errors import usage_errors
+from bcg_harness.environment import Environment
+from bcg_harness.errors import HarnessError
+from bcg_harness.matrix import Matrix
+from bcg_harness.models import resolve_model
+from bcg_harness.progress import Progress
+from bcg_harness.report import CheckReport
+from bcg_harness.selection import (
+    parse_buckets,
+    parse_device,
+    parse_dtype,
+    read_text,
+    select_cases,
+)
+from bcg_harness.tables import check_table, context_line, problem_lines, summary_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """Hold the options of the command as they were given; ``bcg check --help`` says what they mean."""
+
+    backends: tuple[str, ...] = ()
+    device: str = "cpu"
+    model: str = "tiny"
+    dtype: str | None = None
+    buckets: str = "16,64,256"
+    cases: tuple[str, ...] = ()
+    text: Path | None = None
+    seed: int = 0
+    json: Path | None = None
+
+
+class ProgressBar(Progress):
+    """Show progress as one bar on stderr, replaced phase by phase."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        self._task: TaskID | None = None
+
+    def start(self, what: str, total: int) -> None:
+        """Show a new bar in place of the last."""
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(what, total=total)
+
+    def advance(self, count: int = 1) -> None:
+        """Move the bar on."""
+        if self._task is not None:
+            self._bar.advance(self._task, count)
+
+
+@contextmanager
+def progress_bar() -> Iterator[ProgressBar]:
+    """Show a bar while the block runs, if stderr is a terminal."""
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield ProgressBar(bar)
+
+
+def check_backends(options: CheckOptions) -> None:
+    """Run what ``options`` ask for, print it, and exit: 0 if green, 1 if not, 2 for wrong use."""
+    with usage_errors(), progress_bar() as progress:
+        report = run(options, progress)
+    console = Console()
+    console.print(context_line(report), highlight=False, markup=False)
+    for backend in report.backends:
+        table = check_table(report, backend)
+        if table is not None:
+            console.print(table)
+    for line in problem_lines(report):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(summary_line(report), highlight=False)
+    if options.json is not None:
+        with usage_errors():
+            write_json(report, options.json)
+        console.print(f"written to {options.json}", highlight=False, markup=False)
+    if not report.is_green:
+        raise typer.Exit(1)
+
+
+def run(options: CheckOptions, progress: Progress) -> CheckReport:
+    """Run what ``options`` ask for; raises a BcgError, before anything long, for what they ask wrongly."""
+    started = perf_counter()
+    if options.json is not None:
+        _require_writable(options.json)
+    device = parse_device(options.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    dtype = parse_dtype(options.dtype, device)
+    buckets = parse_buckets(options.buckets)
+    registry = BackendRegistry()
+    candidates, results = select_backends(
+        options.backends or registry.names(),
+        registry,
+        device=device,
+        required=bool(options.backends),
+    )
+    # Names of cases do not depend on the model: complain about them before it is loaded.
+    select_cases(options.cases, buckets, max_context=2048)
+    text = None if options.text is None else read_text(options.text)
+    resolved = resolve_model(
+        options.model,
+        dtype=dtype,
+        device=device,
+        seed=options.seed,
+        progress=_loading(progress),
+    )
+    spec = resolved.model.spec
+    cases = select_cases(options.cases, buckets, max_context=spec.max_positions)
+    source = resolved.token_source(text, seed=options.seed)
+    matrix = Matrix(resolved.model, cases, buckets, source, progress=progress)
+    for candidate in candidates:
+        results += matrix.check(candidate.label, candidate.backend, **candidate.options)
+    return CheckReport(
+        environment=Environment.of(spec.device),
+        model=options.model,
+        spec=spec,
+        buckets=tuple(buckets),
+        settings={
+            "seed": options.seed,
+            "text": None if options.text is None else str(options.text),
+        },
+        capture=matrix.capture_report,
+        cases=tuple(cases),
+        results=tuple(results),
+        seconds=perf_counter() - started,
+    )
+
+
+def write_json(report: CheckReport, path: Path) -> None:
+    """Write ``report`` to ``path``; raises HarnessError where that is not possible."""
+    try:
+        path.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise HarnessError(f"cannot write {path}: {error}") from error
+
+
+def _loading(progress: Progress) -> Callable[[int, int], None]:
+    """Return what tells ``progress`` of tensors loaded, as (done, total)."""
+
+    def report(done: int, total: int) -> None:
+        if done == 1:
+            progress.start("loading weights", total)
+        progress.advance()
+
+    return report
+
+
+def _require_writable(path: Path) -> None:
+    """Raise HarnessError for a path that cannot be written, before hours are spent on what belongs there."""
+    target = path if path.exists() else path.absolute().parent
+    if path.is_dir() or not target.exists() or not os.access(target, os.W_OK):
+        raise HarnessError(
+            f"cannot write {path}: give a file in an existing directory that you may write to"
+        )

@@ -1,0 +1,177 @@
+"""The correctness matrix: cases times backends on one model, captured once."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bcg_core import (
+    AttentionBackend,
+    AttentionSpec,
+    BackendUnavailableError,
+    CaptureReport,
+    PrefillModel,
+    PrefillRunner,
+    SegmentEngine,
+    TokenBuckets,
+    UnsupportedSpecError,
+    create_backend,
+)
+from bcg_harness.case_run import CaseRun
+from bcg_harness.cases import Case, longest_sequence
+from bcg_harness.errors import HarnessError
+from bcg_harness.oracle import HiddenOracle
+from bcg_harness.outcome import CheckResult, Outcome, describe
+from bcg_harness.probe import Probe
+from bcg_harness.progress import NoProgress, Progress
+from bcg_harness.reference import LlamaReference
+from bcg_harness.stage import Stage
+from bcg_harness.tokens import TokenSource
+from bcg_llama import LlamaModel
+
+_LEAST_DATA = 256
+"""Tokens of the sequence that budgets are derived from when the cases have none as long."""
+
+
+class Matrix:
+    """Check attention backends on one model. Captures once and computes the references once, for all backends.
+
+    Args:
+        model: what the references are computed from, and what runs unless ``subject`` is given.
+        cases: what will be checked; they size the KV cache. A case that needs more positions than the model has is
+            skipped.
+        buckets: token counts to capture.
+        source: gives the token ids.
+        subject: the model to run; tests put faulty ones here.
+        page_size: tokens a KV page.
+        runner_type: makes the runner; tests put faulty ones here.
+        engine: records the segments; default is the one for the model's device.
+        progress: told about long work.
+
+    Attributes:
+        capture_report: what was captured; None before a backend has been checked.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        cases: Sequence[Case],
+        buckets: TokenBuckets,
+        source: TokenSource,
+        *,
+        subject: PrefillModel | None = None,
+        page_size: int = 16,
+        runner_type: Callable[..., PrefillRunner] = PrefillRunner,
+        engine: SegmentEngine | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if not cases:
+            raise HarnessError("no cases to check: name at least one")
+        self.model = model
+        self.cases = tuple(cases)
+        self.source = source
+        self.progress = progress or NoProgress()
+        self.capture_report: CaptureReport | None = None
+        self._oracle: HiddenOracle | None = None
+        self._probes: dict[tuple[type[AttentionBackend], str], Probe] = {}
+        self._fitting = [case for case in cases if self._too_long(case) is None]
+        self._stage = Stage(
+            subject or model,
+            self._fitting,
+            buckets,
+            page_size=page_size,
+            runner_type=runner_type,
+            engine=engine,
+        )
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """Return the attention that backends are asked to serve."""
+        return self._stage.spec
+
+    def check(
+        self, name: str, backend: type[AttentionBackend], **options: Any
+    ) -> list[CheckResult]:
+        """Run all cases with ``backend``, made with ``options``; results call it ``name``.
+
+        A backend that cannot serve this model is skipped with its reason. What is raised in a case becomes an error of
+        that case, and the next one runs; what is raised before, in a capture for instance, an error of the backend.
+        """
+        try:
+            probe = self.use(backend, **options)
+        except (BackendUnavailableError, UnsupportedSpecError) as error:
+            return [CheckResult(outcome=Outcome.SKIPPED, backend=name, detail=str(error))]
+        except Exception as error:  # noqa: BLE001  # whatever a plug-in raises is the plug-in's error
+            return [CheckResult(outcome=Outcome.ERROR, backend=name, detail=describe(error))]
+        self.progress.start(name, len(self.cases))
+        results = []
+        for case in self.cases:
+            results += self.check_case(name, probe, case)
+            self.progress.advance()
+        return results
+
+    def use(self, backend: type[AttentionBackend], **options: Any) -> Probe:
+        """Make ``backend`` with ``options``, once, and return it in a probe.
+
+        Before the first, captures and computes the references. Raises what ``bcg_core.create_backend`` raises, and
+        whatever the constructor, a warm-up or a capture does.
+        """
+        key = backend, repr(sorted(options.items()))
+        if key not in self._probes:
+            limits, device = self._stage.runner.limits, self.model.spec.device
+            made = create_backend(backend, self.spec, limits, device, **options)
+            self._prepare()
+            self._probes[key] = self._stage.use(Probe(made))
+        return self._probes[key]
+
+    def check_case(self, name: str, probe: Probe, case: Case) -> list[CheckResult]:
+        """Run one of ``cases`` with the backend in ``probe``, which results call ``name``."""
+        why_not = self._too_long(case)
+        if why_not is None and case.has_prefix and not probe.capabilities.cached_prefix:
+            why_not = "cached_prefix: the backend declares that it serves no cached prefix"
+        if why_not is not None:
+            return [
+                CheckResult(outcome=Outcome.SKIPPED, backend=name, case=case.name, detail=why_not)
+            ]
+        assert self._oracle is not None, "a probe comes from use()"
+        run = CaseRun(case, self._stage, self._stage.use(probe), self._oracle, self.source)
+        results = []
+        try:
+            for step, finding in run.findings(seed=zlib.crc32(case.name.encode())):
+                results.append(CheckResult.of(finding, backend=name, case=case.name, step=step))
+        except Exception as error:  # noqa: BLE001  # likewise; the runner can be used again after it
+            results.append(
+                CheckResult(
+                    outcome=Outcome.ERROR,
+                    backend=name,
+                    case=case.name,
+                    step=run.position,
+                    detail=describe(error),
+                )
+            )
+        return results
+
+    def _too_long(self, case: Case) -> str | None:
+        needed, possible = longest_sequence([case]), self.model.spec.max_positions
+        if needed <= possible:
+            return None
+        return f"max_positions: the case needs {needed} positions, the model has {possible}"
+
+    def _prepare(self) -> None:
+        """Compute the references and capture, at first use: once it is certain that both are needed."""
+        if self._oracle is None:
+            # One sequence of some length in any case, so that there is enough data to derive budgets from.
+            lengths = {0: min(_LEAST_DATA, self.model.spec.max_positions)}
+            for case in self._fitting:
+                for sequence, length in case.lengths.items():
+                    lengths[sequence] = max(length, lengths.get(sequence, 0))
+            self.progress.start("computing references", len(lengths))
+            self._oracle = HiddenOracle(
+                LlamaReference(self.model),
+                self.source,
+                lengths,
+                self.model.spec.dtype,
+                self.progress.advance,
+            )
+        if self.capture_report is None:
+            self.progress.start("capturing", 2 * len(self._stage.runner.buckets))
+            self.capture_report = self._stage.capture(lambda done, total: self.progress.advance())

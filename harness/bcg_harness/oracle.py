@@ -1,0 +1,160 @@
+"""What the right results are: hidden states from the reference, and attention from its definition.
+
+Shape letters: S tokens of one request from its first, R new tokens of one request, D model dim, N query heads,
+K KV heads, H head dim.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from bcg_core import PagedKVCache, PrefillBatch
+from bcg_harness.budgets import Errors, Measured, RowErrors
+from bcg_harness.reference import LlamaReference, high_precision
+from bcg_harness.tokens import TokenSource
+
+
+class HiddenOracle:
+    """Know the hidden states of every sequence, computed in one pass over its whole history.
+
+    A sequence number has the same tokens in every case, and attention is causal, so one pass over the longest history
+    serves all cases, steps and backends.
+
+    Args:
+        reference: computes them.
+        source: gives the tokens.
+        lengths: tokens of each sequence.
+        dtype: the model's.
+        advance: called with the number of sequences done.
+    """
+
+    def __init__(
+        self,
+        reference: LlamaReference,
+        source: TokenSource,
+        lengths: Mapping[int, int],
+        dtype: torch.dtype,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._hidden: dict[int, Tensor] = {}
+        self._low: list[RowErrors] = []
+        by_length: defaultdict[int, list[int]] = defaultdict(list)
+        for sequence, length in lengths.items():
+            by_length[length].append(sequence)
+        for length, sequences in by_length.items():
+            token_ids = [source.tokens(sequence, length) for sequence in sequences]
+            low_BSD = reference.hidden(token_ids, dtype)
+            high_BSD = reference.hidden(token_ids, high_precision(dtype))
+            self._hidden.update(zip(sequences, high_BSD, strict=True))
+            self._low += map(RowErrors.between, low_BSD, high_BSD)
+            advance(len(sequences))
+
+    def hidden(self, sequence: int, start: int, stop: int) -> Tensor:
+        """Return what tokens ``start`` to ``stop`` of ``sequence`` should come out as, ``[R, D]``; a view."""
+        return self._hidden[sequence][start:stop]
+
+    @cache  # noqa: B019  # lives as long as the run that it belongs to
+    def low_errors(self, rows: int) -> Errors:
+        """Return the errors of the low-precision reference on ``rows`` rows: the largest found in all this data.
+
+        Of one row alone the error is a single sample, which says little. The worst of as many rows anywhere in the data
+        says what rounding can do.
+        """
+        return Errors(
+            whole=max(low.worst_stretch(rows) for low in self._low),
+            row=max(low.worst_stretch(1) for low in self._low),
+        )
+
+
+def attend(
+    q_RNH: Tensor,
+    k_SKH: Tensor,
+    v_SKH: Tensor,
+    *,
+    scale: float,
+    dtype: torch.dtype,
+    matmul: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+) -> Tensor:
+    """Compute one request's causal attention ``[R, N, H]`` by its definition, every operation in ``dtype``.
+
+    The R queries belong to the last R of the S keys: the mask is aligned bottom-right. ``matmul`` multiplies.
+    """
+    new, total = q_RNH.shape[0], k_SKH.shape[0]
+    group = q_RNH.shape[1] // k_SKH.shape[1]
+    q_NRH = q_RNH.to(dtype).transpose(0, 1)
+    k_NSH, v_NSH = (
+        kv.to(dtype).repeat_interleave(group, dim=1).transpose(0, 1) for kv in (k_SKH, v_SKH)
+    )
+    logits_NRS = matmul(q_NRH, k_NSH.mT) * scale
+    positions_R = torch.arange(total - new, total, device=q_RNH.device)
+    future_RS = torch.arange(total, device=q_RNH.device) > positions_R[:, None]
+    weights_NRS = logits_NRS.masked_fill(future_RS, float("-inf")).softmax(dim=-1)
+    return matmul(weights_NRS, v_NSH).transpose(0, 1)
+
+
+def tensor_core_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply float32 matrices the way tensor cores do: as three products of numbers with 10-bit mantissas.
+
+    It is how CUTLASS serves float32 on GPUs from compute capability 8.0 on (``OpMultiplyAddFastF32``), and a few times
+    less exact than float32 arithmetic.
+    """
+    (a_high, a_low), (b_high, b_low) = _split(a), _split(b)
+    return a_high @ b_high + (a_high @ b_low + a_low @ b_high)
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+    high = _short(x)
+    return high, _short(x - high)
+
+
+def _short(x: Tensor) -> Tensor:
+    """Cut a float32 mantissa to 10 bits."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def cached_slots(batch: PrefillBatch) -> list[Tensor]:
+    """Return, for each request, the flat KV slots of its tokens from the first on, int64 on the device."""
+    offsets = torch.arange(batch.page_size)
+    pages_BW = batch.page_table_BW.to(torch.int64)
+    slots_BWS = pages_BW[:, :, None] * batch.page_size + offsets
+    return [
+        slots.flatten()[:length].to(batch.device)
+        for slots, length in zip(slots_BWS, batch.kv_lens, strict=True)
+    ]
+
+
+def measure_attention(
+    out_RNH: Tensor,
+    q_RNH: Tensor,
+    batch: PrefillBatch,
+    slots: list[Tensor],
+    kv_cache: PagedKVCache,
+    layer: int,
+    *,
+    scale: float,
+) -> list[Measured]:
+    """Measure one layer's attention by its definition on the same queries and cache, request by request.
+
+    Request boundaries come from ``batch``, keys and values from the cache by way of its page table (``slots``).
+    """
+    keys, values = kv_cache.flat(layer)
+    on_tensor_cores = q_RNH.is_cuda and q_RNH.dtype == torch.float32
+    matmul = tensor_core_matmul if on_tensor_cores else torch.matmul
+    measured = []
+    for request, request_slots in enumerate(slots):
+        rows = slice(batch.cu_new_lens[request], batch.cu_new_lens[request + 1])
+        given = q_RNH[rows], keys[request_slots], values[request_slots]
+        low_RNH = attend(*given, scale=scale, dtype=q_RNH.dtype, matmul=matmul)
+        high_RNH = attend(*given, scale=scale, dtype=high_precision(q_RNH.dtype))
+        measured.append(
+            Measured(
+                found=Errors.between(out_RNH[rows], high_RNH),
+                low=Errors.between(low_RNH, high_RNH),
+                dtype=q_RNH.dtype,
+                what=f"layer {layer}, request {request}",
+            )
+        )
+    return measured

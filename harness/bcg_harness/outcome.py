@@ -1,0 +1,144 @@
+"""What became of a check, and of a whole run of them."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from bcg_core import BcgError
+from bcg_harness.budgets import Comparison
+
+_NAMED_PROBLEMS = 3
+
+
+class Outcome(Enum):
+    """Name what became of a check."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """Not possible here, for a reason that is no fault: not installed, or a limit that the backend declares."""
+    ERROR = "error"
+    """Could not be judged: a backend that fails to load or raises, or that was asked for and is missing."""
+
+    @property
+    def is_bad(self) -> bool:
+        """Tell whether this outcome makes a run fail."""
+        return self in (Outcome.FAILED, Outcome.ERROR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """Hold the outcome of one check at one step of a case, or of all that could not be run.
+
+    Attributes:
+        outcome: what became of it.
+        backend: whose result was checked.
+        case: name of the case; None when the backend could not be used at all.
+        step: position in the case; None for the case as a whole.
+        check: name of the check; None when none could be made.
+        detail: reason of anything but a pass; what was compared otherwise.
+        error: measured relative error, where a budget applies.
+        budget: the most that error may be.
+    """
+
+    outcome: Outcome
+    backend: str
+    case: str | None = None
+    step: int | None = None
+    check: str | None = None
+    detail: str = ""
+    error: float | None = None
+    budget: float | None = None
+
+    @property
+    def load(self) -> float | None:
+        """Return the error as a fraction of its budget; None where no budget applies."""
+        return None if self.error is None or not self.budget else self.error / self.budget
+
+    @classmethod
+    def of(cls, finding: "Finding", *, backend: str, case: str, step: int | None) -> "CheckResult":
+        """Say of which backend, case and step ``finding`` is."""
+        return cls(
+            outcome=Outcome.PASSED if finding.passed else Outcome.FAILED,
+            backend=backend,
+            case=case,
+            step=step,
+            check=finding.check,
+            detail=finding.detail,
+            error=finding.error,
+            budget=finding.budget,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; errors that are not finite become None."""
+        finite = self.error is not None and math.isfinite(self.error)
+        return {
+            "outcome": self.outcome.value,
+            "backend": self.backend,
+            "case": self.case,
+            "step": self.step,
+            "check": self.check,
+            "detail": self.detail,
+            "error": self.error if finite else None,
+            "budget": self.budget,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Hold what a check found, before it is known of which backend, case and step.
+
+    Attributes:
+        check: name of the check.
+        passed: whether all is well.
+        detail: what was compared, or what is wrong.
+        error: measured relative error, where a budget applies.
+        budget: the most that error may be.
+    """
+
+    check: str
+    passed: bool
+    detail: str = ""
+    error: float | None = None
+    budget: float | None = None
+
+    @classmethod
+    def of(cls, check: str, comparison: Comparison) -> "Finding":
+        """Judge ``comparison``."""
+        verdict = "within budget" if comparison.within else "exceeds its budget"
+        return cls(
+            check=check,
+            passed=comparison.within,
+            detail=f"{comparison.what}: error {comparison.error:.2e} {verdict} {comparison.budget:.2e}",
+            error=comparison.error,
+            budget=comparison.budget,
+        )
+
+    @classmethod
+    def listing(cls, check: str, problems: list[str]) -> "Finding":
+        """Pass when there are no ``problems``; of many, name the first few."""
+        different = list(dict.fromkeys(problems))
+        named = different[:_NAMED_PROBLEMS]
+        if len(different) > len(named):
+            named.append(f"and {len(different) - len(named)} more")
+        return cls(check=check, passed=not problems, detail="; ".join(named))
+
+
+def describe(error: BaseException) -> str:
+    """Return type, message and notes of ``error`` in one line; of our own errors the message says it all."""
+    message = str(error) if isinstance(error, BcgError) else f"{type(error).__name__}: {error}"
+    return "; ".join([message, *getattr(error, "__notes__", [])])
+
+
+def tally(results: Iterable[CheckResult]) -> Counter[Outcome]:
+    """Count results by outcome."""
+    return Counter(result.outcome for result in results)
+
+
+def is_green(results: Iterable[CheckResult]) -> bool:
+    """Tell whether something passed and nothing failed or broke; skips alone are not green."""
+    counts = tally(results)
+    return counts[Outcome.PASSED] > 0 and not any(counts[o] for o in Outcome if o.is_bad)

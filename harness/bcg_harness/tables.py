@@ -1,0 +1,120 @@
+"""What the command shows: tables for people, on a terminal or in a log."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from bcg_harness.checks import CHECK_NAMES
+from bcg_harness.environment import dtype_name
+from bcg_harness.outcome import CheckResult, Outcome, tally
+from bcg_harness.report import CheckReport
+
+_STYLES = {
+    Outcome.PASSED: "green",
+    Outcome.FAILED: "bold red",
+    Outcome.SKIPPED: "yellow",
+    Outcome.ERROR: "bold red",
+}
+_WORDS = {
+    Outcome.PASSED: "ok",
+    Outcome.FAILED: "FAIL",
+    Outcome.SKIPPED: "skip",
+    Outcome.ERROR: "ERROR",
+}
+_GRAVITY = (Outcome.ERROR, Outcome.FAILED, Outcome.SKIPPED, Outcome.PASSED)
+_MOST_PROBLEMS = 20
+
+
+def context_line(report: CheckReport) -> str:
+    """Return in one line what was run on what."""
+    spec = report.spec
+    shape = (
+        f"{spec.num_layers} layers, D {spec.hidden_size}, "
+        f"{spec.num_heads}/{spec.num_kv_heads} heads of {spec.head_dim}"
+    )
+    buckets = ", ".join(map(str, report.buckets))
+    return f"{report.environment} | {report.model} ({shape}) | {dtype_name(spec.dtype)} | buckets {buckets}"
+
+
+def check_table(report: CheckReport, backend: str) -> Table | None:
+    """Return a table of ``backend``: a row for each case, a column for each check; None when it could not be used.
+
+    A cell is the worst of all steps.
+    """
+    results = [result for result in report.results if result.backend == backend and result.case]
+    if not results:
+        return None
+    table = Table(
+        title=f"backend {escape(backend)}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+        collapse_padding=False,
+        caption="numbers: largest error as a fraction of its budget; -: nothing to check",
+        caption_justify="left",
+    )
+    table.add_column("case", overflow="fold")
+    for check in CHECK_NAMES:
+        table.add_column(check.replace("_", "\n", 1), no_wrap=True, justify="right")
+    for case in report.cases:
+        of_case = [result for result in results if result.case == case.name]
+        whole = [result for result in of_case if result.check is None]
+        cells = [_cell([r for r in of_case if r.check == check] or whole) for check in CHECK_NAMES]
+        table.add_row(escape(case.name), *cells)
+    return table
+
+
+def summary_line(report: CheckReport) -> str:
+    """Return counts of outcomes, as markup."""
+    counts = tally(report.results)
+    parts = [
+        f"[{_STYLES[outcome]}]{counts[outcome]} {outcome.value}[/]"
+        for outcome in Outcome
+        if counts[outcome] or outcome in (Outcome.PASSED, Outcome.FAILED)
+    ]
+    line = f"{', '.join(parts)} in {report.seconds:.1f} s"
+    if not counts[Outcome.PASSED]:
+        line += ": [bold red]nothing was checked with success, so this run is not green[/]"
+    return line
+
+
+def problem_lines(report: CheckReport) -> Iterator[str]:
+    """Yield what failed, step by step, and why what was skipped was skipped, as markup."""
+    bad = [result for result in report.results if result.outcome.is_bad]
+    for result in bad[:_MOST_PROBLEMS]:
+        word = _WORDS[result.outcome]
+        yield f"[bold red]{word}[/] {escape(_place(result))}: {escape(result.detail)}"
+    if len(bad) > _MOST_PROBLEMS:
+        yield f"... and {len(bad) - _MOST_PROBLEMS} more (--json lists all)"
+    reasons = Counter(
+        (result.backend, result.detail)
+        for result in report.results
+        if result.outcome is Outcome.SKIPPED
+    )
+    for (backend, reason), count in reasons.items():
+        times = f" ({count} times)" if count > 1 else ""
+        yield f"[yellow]skip[/] {escape(backend)}{times}: {escape(reason)}"
+
+
+def _place(result: CheckResult) -> str:
+    parts = [result.backend]
+    if result.case is not None:
+        parts.append(result.case)
+    if result.step is not None:
+        parts.append(f"step {result.step}")
+    if result.check is not None:
+        parts.append(result.check)
+    return " / ".join(parts)
+
+
+def _cell(results: Iterable[CheckResult]) -> str:
+    results = list(results)
+    if not results:
+        return "[dim]-[/]"
+    outcome = next(o for o in _GRAVITY if any(result.outcome is o for result in results))
+    loads = [result.load for result in results if result.load is not None]
+    passed_with = f"{max(loads):.2f}" if loads and outcome is Outcome.PASSED else None
+    return f"[{_STYLES[outcome]}]{passed_with or _WORDS[outcome]}[/]"

@@ -1,0 +1,191 @@
+"""Backends with one fault each, to prove that the checks find it.
+
+Shape letters: R real tokens, N query heads, K KV heads, H head dim.
+"""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bcg_core import Capabilities, PagedKVCache, PrefillBatch
+from bcg_harness.testing.mask_backend import MaskBackend
+
+
+class IgnoresLengths(MaskBackend):
+    """Take the batch for one long request, so that requests attend to those before them."""
+
+    name: ClassVar[str] = "ignores-lengths"
+
+    def visible_slots(self, batch: PrefillBatch, request: int) -> list[Tensor]:
+        """Add all slots of the earlier requests."""
+        earlier = [self.request_slots(batch, number) for number in range(request)]
+        return [torch.cat([*earlier, own]) for own in super().visible_slots(batch, request)]
+
+
+class IgnoresPrefix(MaskBackend):
+    """Attend to new tokens only."""
+
+    name: ClassVar[str] = "ignores-prefix"
+
+    def visible_slots(self, batch: PrefillBatch, request: int) -> list[Tensor]:
+        """Leave the cached tokens out."""
+        prefix = batch.prefix_lens[request]
+        return [visible[prefix:] for visible in super().visible_slots(batch, request)]
+
+
+class AlignsTopLeft(MaskBackend):
+    """Align the causal mask top-left, as if the first new token were the first of its request."""
+
+    name: ClassVar[str] = "aligns-top-left"
+
+    def visible_slots(self, batch: PrefillBatch, request: int) -> list[Tensor]:
+        """Show new token number t the first t + 1 tokens of the request."""
+        slots_S = self.request_slots(batch, request)
+        return [slots_S[: token + 1] for token in range(batch.new_lens[request])]
+
+
+class AssumesContiguousPages(MaskBackend):
+    """Read a request's tokens from its first page on, as if pages were neighbours."""
+
+    name: ClassVar[str] = "assumes-contiguous-pages"
+
+    def request_slots(self, batch: PrefillBatch, request: int) -> Tensor:
+        """Count on from the first slot."""
+        first = int(batch.page_table_BW[request, 0]) * batch.page_size
+        slots_S = torch.arange(first, first + batch.kv_lens[request])
+        return slots_S % self.num_slots
+
+
+class KeepsStaleRows(MaskBackend):
+    """Refresh the bucket's metadata without clearing what an earlier batch left in it."""
+
+    name: ClassVar[str] = "keeps-stale-rows"
+
+    def update_bucket_metadata(self, metadata: Tensor | None, batch: PrefillBatch) -> Tensor:
+        """Add the new mask to the old one."""
+        assert metadata is not None
+        metadata[: batch.num_tokens].logical_or_(self.init_forward_metadata(batch))
+        return metadata
+
+
+class FreezesMetadata(MaskBackend):
+    """Prepare the bucket's metadata for the first batch, and never again."""
+
+    name: ClassVar[str] = "freezes-metadata"
+
+    def update_bucket_metadata(self, metadata: Tensor | None, batch: PrefillBatch) -> Tensor:
+        """Leave a mask that has been filled as it is."""
+        assert metadata is not None
+        return metadata if metadata.any() else super().update_bucket_metadata(metadata, batch)
+
+
+class WritesRowR(MaskBackend):
+    """Write one row of output more than it was given."""
+
+    name: ClassVar[str] = "writes-row-r"
+
+    def forward(
+        self,
+        q_RNH: Tensor,
+        k_RKH: Tensor,
+        v_RKH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: Tensor,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Reach behind the end of ``out_RNH``, where its buffer goes on."""
+        assert out_RNH is not None
+        row, past = out_RNH.shape[1] * out_RNH.shape[2], out_RNH.shape[0]
+        start = out_RNH.storage_offset() + past * row
+        if (start + row) * out_RNH.element_size() <= out_RNH.untyped_storage().nbytes():
+            out_RNH.as_strided((row,), (1,), start).fill_(1.0)
+        return super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+
+
+class ChangesQueries(MaskBackend):
+    """Scale the queries in place, although they belong to the caller."""
+
+    name: ClassVar[str] = "changes-queries"
+
+    def forward(
+        self,
+        q_RNH: Tensor,
+        k_RKH: Tensor,
+        v_RKH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: Tensor,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Attend rightly, then leave the queries scaled."""
+        result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+        q_RNH.mul_(self.spec.scale)
+        return result
+
+
+class WritesCache(MaskBackend):
+    """Write to a page of somebody else."""
+
+    name: ClassVar[str] = "writes-cache"
+
+    def forward(
+        self,
+        q_RNH: Tensor,
+        k_RKH: Tensor,
+        v_RKH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: Tensor,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Attend rightly, then clear every slot that no row sees."""
+        result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+        unseen_S = ~metadata.any(dim=0)
+        kv_cache.flat(layer)[0][unseen_S] = 0
+        return result
+
+
+class Noisy(MaskBackend):
+    """Give other bits for the same call, by a rounding step, and deny it."""
+
+    name: ClassVar[str] = "noisy"
+    _calls = 0
+
+    def forward(
+        self,
+        q_RNH: Tensor,
+        k_RKH: Tensor,
+        v_RKH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: Tensor,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Round the first head up now and then."""
+        result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+        self._calls += 1
+        if self._calls % 7 < 3:
+            result[:, 0].mul_(1 + torch.finfo(result.dtype).eps)
+        return result
+
+
+class HonestlyNoisy(Noisy):
+    """Give other bits for the same call, and say so: no fault."""
+
+    name: ClassVar[str] = "honestly-noisy"
+    capabilities: ClassVar[Capabilities] = replace(MaskBackend.capabilities, deterministic=False)
+
+
+class Raises(MaskBackend):
+    """Fail on batches of more than one request."""
+
+    name: ClassVar[str] = "raises"
+
+    def init_forward_metadata(self, batch: PrefillBatch) -> Tensor:
+        """Raise for a second request."""
+        if batch.num_requests > 1:
+            raise RuntimeError("one request at a time, please")
+        return super().init_forward_metadata(batch)

@@ -1,0 +1,86 @@
+"""Models with one fault each, to prove that the checks find it.
+
+Shape letters: T bucket (padded) tokens, B requests, D model dim, N query heads, K KV heads, H head dim.
+"""
+
+from typing import Any, cast
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from bcg_core import ForwardContext, ModelSpec, PrefillModel
+
+
+class _Wrapper:
+    """Run another model with a context that attends in another way."""
+
+    def __init__(self, inner: PrefillModel) -> None:
+        self.inner = inner
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Return the shapes of the model."""
+        return self.inner.spec
+
+    def forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: ForwardContext) -> Tensor:
+        """Run the model, attending through ``attend``."""
+        context = cast("ForwardContext", _Context(self, ctx))
+        return self.inner.forward(input_ids_T, positions_T, context)
+
+    def compute_logits(self, hidden_BD: Tensor) -> Tensor:
+        """Delegate."""
+        return self.inner.compute_logits(hidden_BD)
+
+    def attend(self, ctx: ForwardContext, layer: int) -> None:
+        """Attend as the context does."""
+        ctx.attend(layer)
+
+
+class _Context:
+    def __init__(self, wrapper: _Wrapper, ctx: ForwardContext) -> None:
+        self._wrapper = wrapper
+        self._ctx = ctx
+
+    def attend(self, layer: int) -> None:
+        self._wrapper.attend(self._ctx, layer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+class SkipsBreak(_Wrapper):
+    """Leave attention out in one layer: what the layer before attended to goes in again."""
+
+    def __init__(self, inner: PrefillModel, layer: int = 1) -> None:
+        super().__init__(inner)
+        self.layer = layer
+
+    def attend(self, ctx: ForwardContext, layer: int) -> None:
+        """Attend, but not in that layer."""
+        if layer != self.layer:
+            ctx.attend(layer)
+
+
+class AttendsInSegment(_Wrapper):
+    """Attend inside the segment, over all rows as one request: no break, so no request boundaries."""
+
+    def attend(self, ctx: ForwardContext, layer: int) -> None:
+        """Write the cache, then attend as capture lets it."""
+        io = ctx.io
+        ctx.kv_cache.write(layer, io.k_TKH, io.v_TKH, ctx.slot_mapping_T)
+        q, k, v = (heads.transpose(0, 1)[None] for heads in (io.q_TNH, io.k_TKH, io.v_TKH))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        io.out_TNH.copy_(out[0].transpose(0, 1))
+
+
+class KeepsPythonState(_Wrapper):
+    """Shift positions by what an earlier call left in a Python attribute, which a replay does not run again."""
+
+    def __init__(self, inner: PrefillModel) -> None:
+        super().__init__(inner)
+        self.calls = 0
+
+    def forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: ForwardContext) -> Tensor:
+        """Use other positions every other time."""
+        self.calls += 1
+        return super().forward(input_ids_T, positions_T.clamp(max=self.calls % 2 * 2**30), ctx)

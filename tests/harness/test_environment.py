@@ -1,0 +1,62 @@
+"""Numbers carry their context."""
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+
+from bcg_harness import Environment
+from bcg_harness.environment import describe_model, driver_version, dtype_name
+from bcg_llama import LlamaModel
+
+
+def test_the_environment_names_hardware_and_versions() -> None:
+    environment = Environment.of(torch.device("cpu"))
+    assert environment.engine == "CPU emulator"
+    assert environment.libraries["torch"] == torch.__version__
+    assert "breakable-cuda-graph" in environment.libraries
+    assert environment.driver is None
+
+
+def test_the_environment_is_json() -> None:
+    raw = Environment.of(torch.device("cpu")).to_json()
+    assert json.loads(json.dumps(raw)) == raw
+
+
+def test_the_environment_fits_a_line() -> None:
+    line = str(Environment.of(torch.device("cpu")))
+    assert line.startswith("CPU emulator, ")
+    assert f"torch {torch.__version__}" in line
+
+
+def test_the_driver_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(args, 0, stdout="570.124\n570.124\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert driver_version() == "570.124"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [FileNotFoundError("nvidia-smi"), subprocess.CalledProcessError(9, "nvidia-smi")],
+    ids=["absent", "fails"],
+)
+def test_no_nvidia_smi_no_driver(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def run(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert driver_version() is None
+
+
+def test_the_model_is_described_as_json(small_model: LlamaModel) -> None:
+    raw = describe_model(small_model.spec)
+    assert (raw["num_layers"], raw["dtype"], raw["device"]) == (2, "float32", "cpu")
+    assert json.loads(json.dumps(raw)) == raw
+
+
+def test_dtypes_have_short_names() -> None:
+    assert dtype_name(torch.bfloat16) == "bfloat16"

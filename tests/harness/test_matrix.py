@@ -1,0 +1,82 @@
+"""The correctness matrix: every registered backend, on every tiny model, in every case."""
+
+import pytest
+import torch
+
+from bcg_core import TokenBuckets, UnsupportedSpecError
+from bcg_harness import Candidate, Case, Matrix, Outcome, RandomTokens, builtin_cases
+from bcg_harness.testing import MaskBackend, Variants
+from bcg_llama import PRESETS, LlamaModel, random_llama
+
+BUCKETS = TokenBuckets([16, 64])
+CASES = builtin_cases(BUCKETS)
+MASK = Candidate(name="mask", backend=MaskBackend)
+TINY = [name for name in PRESETS if name.startswith("tiny")]
+
+
+def matrix_of(model: LlamaModel) -> Matrix:
+    return Matrix(model, CASES, BUCKETS, RandomTokens(model.spec.vocab_size))
+
+
+def assert_passes(matrix: Matrix, candidate: Candidate, case: Case) -> None:
+    try:
+        probe = matrix.use(candidate.backend, **candidate.options)
+    except UnsupportedSpecError as error:
+        pytest.skip(str(error))
+    results = matrix.check_case(candidate.label, probe, case)
+    assert results
+    skips = {result.detail for result in results if result.outcome is Outcome.SKIPPED}
+    if skips:
+        pytest.skip("; ".join(skips))
+    assert [result for result in results if result.outcome is not Outcome.PASSED] == []
+
+
+@pytest.fixture(scope="module", params=TINY)
+def float32_matrix(request: pytest.FixtureRequest, bcg_device: torch.device) -> Matrix:
+    return matrix_of(random_llama(PRESETS[request.param], device=bcg_device))
+
+
+@pytest.fixture(scope="module", params=[torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def half_matrix(request: pytest.FixtureRequest, bcg_device: torch.device) -> Matrix:
+    return matrix_of(random_llama(PRESETS["tiny"], device=bcg_device, dtype=request.param))
+
+
+@pytest.fixture(scope="module")
+def small_matrix(small_model: LlamaModel) -> Matrix:
+    return matrix_of(small_model)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_backend_is_right_in_float32(
+    float32_matrix: Matrix, bcg_backend: Candidate, case: Case
+) -> None:
+    assert_passes(float32_matrix, bcg_backend, case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_backend_is_right_in_16_bit(
+    half_matrix: Matrix, bcg_backend: Candidate, case: Case
+) -> None:
+    assert_passes(half_matrix, bcg_backend, case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bucket_metadata_and_out_writes_are_right(small_matrix: Matrix, case: Case) -> None:
+    assert_passes(small_matrix, MASK, case)
+
+
+def test_one_capture_serves_all_backends(small_matrix: Matrix) -> None:
+    small_matrix.use(MaskBackend)
+    before = small_matrix.capture_report
+
+    class Another(MaskBackend):
+        name = "another"
+
+    assert_passes(small_matrix, Candidate(name="another", backend=Another), CASES[0])
+    assert small_matrix.capture_report is before
+
+
+def test_variants_of_one_backend_are_made_apart(small_matrix: Matrix) -> None:
+    one, two = (small_matrix.use(Variants, version=version) for version in (1, 2))
+    assert (one.name, two.name) == ("no-prefix", "mask")
+    assert small_matrix.use(Variants, version=1) is one

@@ -1,0 +1,104 @@
+"""What was asked for is found, or refused with what is possible."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bcg_core import (
+    BucketError,
+    TokenBuckets,
+)
+from bcg_harness import CaseError, HarnessError
+from bcg_harness.selection import (
+    parse_buckets,
+    parse_device,
+    parse_dtype,
+    select_cases,
+)
+
+BUCKETS = TokenBuckets([16, 64])
+
+
+def test_no_names_select_all_cases() -> None:
+    assert len(select_cases([], BUCKETS, max_context=2048)) > 10
+
+
+def test_cases_may_be_written_with_spaces() -> None:
+    (case,) = select_cases(["two requests"], BUCKETS, max_context=2048)
+    assert case.name == "two-requests"
+
+
+def test_cases_come_from_files_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"name": "mine", "steps": [{"requests": [[0, 3]]}]}))
+    cases = select_cases([str(file), "one-token"], BUCKETS, max_context=2048)
+    assert [case.name for case in cases] == ["mine", "one-token"]
+
+
+def test_an_unknown_case_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(CaseError, match="one-request, two-requests"):
+        select_cases(["three-requests"], BUCKETS, max_context=2048)
+
+
+def test_a_missing_case_file_is_named() -> None:
+    with pytest.raises(HarnessError, match=r"nowhere\.json"):
+        select_cases(["nowhere.json"], BUCKETS, max_context=2048)
+
+
+def test_a_bad_case_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text("[7]")
+    with pytest.raises(CaseError, match=r"bad\.json: expected"):
+        select_cases([str(file)], BUCKETS, max_context=2048)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        pytest.param("16,x", HarnessError, id="word"),
+        pytest.param("", HarnessError, id="empty"),
+        pytest.param("64,16", BucketError, id="descending"),
+        pytest.param("16,16", BucketError, id="twice"),
+        pytest.param("0,16", BucketError, id="zero"),
+        pytest.param("-8", BucketError, id="negative"),
+    ],
+)
+def test_bad_buckets_are_refused(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        parse_buckets(text)
+
+
+def test_buckets_are_read() -> None:
+    assert list(parse_buckets("16, 64,256")) == [16, 64, 256]
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "dtype"),
+    [
+        (None, "cpu", torch.float32),
+        (None, "cuda", torch.bfloat16),
+        ("float16", "cpu", torch.float16),
+        ("bf16", "cpu", torch.bfloat16),
+    ],
+)
+def test_dtypes_are_read(text: str | None, device: str, dtype: torch.dtype) -> None:
+    assert parse_dtype(text, torch.device(device)) == dtype
+
+
+def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(HarnessError, match="float32, bfloat16, float16"):
+        parse_dtype("int8", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("text", ["tpu", "mps", "cpu0", ""])
+def test_an_unknown_device_is_refused_with_the_known_ones(text: str) -> None:
+    with pytest.raises(HarnessError, match="possible are cpu and cuda"):
+        parse_device(text)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_cuda_without_a_gpu_is_refused_with_a_way_out() -> None:
+    with pytest.raises(HarnessError, match="--device cpu"):
+        parse_device("cuda")
