@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
+from bcg_backends.vendor import refuse_head_dim
 from bcg_core import AttentionBackend, AttentionSpec, Capabilities, PagedKVCache, PrefillBatch
 
 
@@ -58,9 +59,7 @@ class SDPABackend(AttentionBackend):
     def unsupported(cls, spec: AttentionSpec, device: torch.device) -> str | None:
         """Add to the declared limits what torch's CUDA kernels need of the head dim."""
         reason = super().unsupported(spec, device)
-        if reason is None and device.type == "cuda" and (spec.head_dim % 8 or spec.head_dim > 256):
-            return f"head_dims: on CUDA takes multiples of 8 up to 256, not {spec.head_dim}"
-        return reason
+        return refuse_head_dim(spec) if reason is None and device.type == "cuda" else reason
 
     def init_forward_metadata(self, batch: PrefillBatch) -> list[RequestRows]:
         """List the requests' rows, and the slots of those behind a prefix."""

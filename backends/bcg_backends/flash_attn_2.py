@@ -1,0 +1,94 @@
+"""FlashAttention 2, through the entry that writes ``out`` and reads page tables.
+
+Shape letters: R real tokens, S keys of all requests, B requests, W pages, N query heads, K KV heads, H head dim.
+"""
+
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from bcg_backends.flash_attn import FlashAttentionBackend
+from bcg_backends.varlen import VarlenMetadata
+from bcg_backends.vendor import import_error
+from bcg_core import AttentionSpec, BackendLimits, PagedKVCache
+
+
+class FlashAttention2(FlashAttentionBackend):
+    """FlashAttention 2, through ``flash_attn_2_cuda.varlen_fwd``; reads pages of multiples of 256 tokens.
+
+    With one new token a request and grouped heads, version 2 regroups the queries and leaves ``out`` unwritten
+    (flash-attention issues 1537 and 1619); it is therefore never told of a maximum below 2.
+    """
+
+    name = "flash_attn_2"
+
+    def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
+        super().__init__(spec, limits, device)
+        self._varlen_fwd = import_module("flash_attn_2_cuda").varlen_fwd
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Say whether the extension of flash-attn 2 can be imported."""
+        return import_error("flash_attn_2_cuda", "pip install flash-attn --no-build-isolation")
+
+    def reads_pages(self, spec: AttentionSpec) -> bool:
+        """Tell whether pages are multiples of 256 tokens."""
+        return spec.page_size % 256 == 0
+
+    def attend_flat(
+        self,
+        q_RNH: Tensor,
+        k_SKH: Tensor,
+        v_SKH: Tensor,
+        metadata: VarlenMetadata,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Attend over flat keys."""
+        return self._launch(q_RNH, k_SKH, v_SKH, metadata, None, out_RNH)
+
+    def attend_pages(
+        self,
+        q_RNH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: VarlenMetadata,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Attend over pages."""
+        keys, values = kv_cache.keys(layer), kv_cache.values(layer)
+        return self._launch(q_RNH, keys, values, metadata, metadata.page_table_BW, out_RNH)
+
+    def _launch(
+        self,
+        q_RNH: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        metadata: VarlenMetadata,
+        page_table_BW: Tensor | None,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        result: Tensor = self._varlen_fwd(
+            q_RNH,
+            keys,
+            values,
+            out_RNH,
+            metadata.cu_new_lens,
+            metadata.cu_kv_lens,
+            None,  # seqused_k: cu_kv_lens says it
+            None,  # leftpad_k
+            page_table_BW,
+            None,  # alibi_slopes
+            max(metadata.max_new_len, 2),
+            metadata.max_kv_len,
+            0.0,  # dropout
+            self.spec.scale,
+            False,  # zero_tensors
+            True,  # causal, bottom-right
+            -1,
+            -1,
+            0.0,  # softcap
+            False,  # return_softmax
+            None,  # generator
+        )[0]
+        return result

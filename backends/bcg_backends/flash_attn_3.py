@@ -1,0 +1,150 @@
+"""FlashAttention 3, through the operator that writes ``out`` and reads page tables.
+
+Shape letters: R real tokens, S keys of all requests, B requests, W pages, N query heads, K KV heads, H head dim.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bcg_backends.flash_attn import FlashAttentionBackend
+from bcg_backends.varlen import VarlenMetadata
+from bcg_backends.vendor import import_error
+from bcg_core import AttentionSpec, BackendLimits, PagedKVCache
+
+
+class FlashAttention3(FlashAttentionBackend):
+    """FlashAttention 3 (Hopper only), through its torch operator; from ``flash_attn_interface`` or ``fa3_fwd``.
+
+    Builds read pages by bulk tensor copies alone, so pages must be multiples of the kernel's key block, and a launch
+    must be told of more than one query block: a larger maximum than the batch has is legal. One split keeps results
+    independent of the batch they are in.
+    """
+
+    name = "flash_attn_3"
+    capabilities = replace(
+        FlashAttentionBackend.capabilities,
+        head_dims=frozenset({64, 96, 128, 192, 256}),
+        min_compute_capability=(9, 0),
+    )
+    libraries: ClassVar[Mapping[str, str]] = {
+        "flash_attn_interface": "flash_attn_3",
+        "fa3_fwd_interface": "fa3_fwd",
+    }
+    """Module to import, and namespace of the operator that it registers."""
+    query_blocks: ClassVar[Mapping[int, int]] = {64: 192, 128: 128}
+    key_blocks: ClassVar[Mapping[int, int]] = {64: 128, 128: 128}
+
+    def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
+        super().__init__(spec, limits, device)
+        module = next(name for name in self.libraries if import_error(name, "") is None)
+        import_module(module)
+        self._fwd = getattr(torch.ops, self.libraries[module]).fwd.default
+        self._least_new_len = self.query_blocks.get(spec.head_dim, 0) // spec.group_size + 1
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Say whether one of the two packages of version 3 can be imported."""
+        reasons = [import_error(module, "pip install fa3-fwd") for module in cls.libraries]
+        return None if None in reasons else reasons[-1]
+
+    @classmethod
+    def unsupported(cls, spec: AttentionSpec, device: torch.device) -> str | None:
+        """Add what only some builds and GPUs have."""
+        reason = super().unsupported(spec, device)
+        if reason is not None:
+            return reason
+        if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != 9:
+            return "min_compute_capability: runs on compute capability 9.x only"
+        if spec.dtype == torch.float16 and import_error("flash_attn_interface", "") is not None:
+            return "dtypes: fa3-fwd is built without float16; takes bfloat16"
+        return None
+
+    def reads_pages(self, spec: AttentionSpec) -> bool:
+        """Tell whether pages are multiples of the causal kernel's key block."""
+        block = self.key_blocks.get(spec.head_dim)
+        return block is not None and spec.page_size % block == 0
+
+    def attend_flat(
+        self,
+        q_RNH: Tensor,
+        k_SKH: Tensor,
+        v_SKH: Tensor,
+        metadata: VarlenMetadata,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Attend over flat keys."""
+        return self._launch(q_RNH, k_SKH, v_SKH, metadata, out_RNH, cu_kv_lens=metadata.cu_kv_lens)
+
+    def attend_pages(
+        self,
+        q_RNH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: VarlenMetadata,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Attend over pages."""
+        return self._launch(
+            q_RNH,
+            kv_cache.keys(layer),
+            kv_cache.values(layer),
+            metadata,
+            out_RNH,
+            kv_lens=metadata.kv_lens,
+            page_table_BW=metadata.page_table_BW,
+        )
+
+    def _launch(
+        self,
+        q_RNH: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        metadata: VarlenMetadata,
+        out_RNH: Tensor | None,
+        *,
+        cu_kv_lens: Tensor | None = None,
+        kv_lens: Tensor | None = None,
+        page_table_BW: Tensor | None = None,
+    ) -> Tensor:
+        result: Tensor = self._fwd(
+            q_RNH,
+            keys,
+            values,
+            None,  # k_new
+            None,  # v_new
+            None,  # q_v
+            out_RNH,
+            metadata.cu_new_lens,
+            cu_kv_lens,
+            None,  # cu_seqlens_k_new
+            None,  # seqused_q
+            kv_lens,
+            max(metadata.max_new_len, self._least_new_len, 2),
+            metadata.max_kv_len,
+            page_table_BW,
+            None,  # kv_batch_idx
+            None,  # leftpad_k
+            None,  # rotary_cos
+            None,  # rotary_sin
+            None,  # seqlens_rotary
+            None,  # q_descale
+            None,  # k_descale
+            None,  # v_descale
+            self.spec.scale,
+            True,  # causal, bottom-right
+            -1,
+            -1,
+            0,  # attention_chunk
+            0.0,  # softcap
+            False,  # rotary_interleaved
+            None,  # scheduler_metadata: its size rule differs between releases
+            1,  # num_splits
+            None,  # pack_gqa
+            0,  # sm_margin
+        )[0]
+        return result

@@ -1,0 +1,90 @@
+"""FlashAttention 4, through the function that writes ``out`` and reads page tables.
+
+Shape letters: R real tokens, S keys of all requests, N query heads, K KV heads, H head dim.
+"""
+
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from bcg_backends.flash_attn import FlashAttentionBackend
+from bcg_backends.varlen import VarlenMetadata
+from bcg_backends.vendor import import_error
+from bcg_core import AttentionSpec, BackendLimits, PagedKVCache
+
+
+class FlashAttention4(FlashAttentionBackend):
+    """FlashAttention 4 (CuTe DSL), through ``_flash_attn_fwd``; kernels compile at their first launch, in warm-up."""
+
+    name = "flash_attn_4"
+
+    def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
+        super().__init__(spec, limits, device)
+        self._fwd = import_module("flash_attn.cute.interface")._flash_attn_fwd
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Say whether flash-attn-4 is installed, and not hidden by the older copy that version 2 ships."""
+        hint = "pip install --pre flash-attn-4"
+        return import_error("flash_attn.cute.interface", hint, distribution="flash-attn-4")
+
+    def reads_pages(self, spec: AttentionSpec) -> bool:
+        """Tell that pages of any size are read; 128 tokens is what the fastest path takes."""
+        return True
+
+    def attend_flat(
+        self,
+        q_RNH: Tensor,
+        k_SKH: Tensor,
+        v_SKH: Tensor,
+        metadata: VarlenMetadata,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Attend over flat keys."""
+        return self._launch(
+            q_RNH, k_SKH, v_SKH, metadata, out_RNH, cu_seqlens_k=metadata.cu_kv_lens
+        )
+
+    def attend_pages(
+        self,
+        q_RNH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: VarlenMetadata,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Attend over pages."""
+        return self._launch(
+            q_RNH,
+            kv_cache.keys(layer),
+            kv_cache.values(layer),
+            metadata,
+            out_RNH,
+            seqused_k=metadata.kv_lens,
+            page_table=metadata.page_table_BW,
+        )
+
+    def _launch(
+        self,
+        q_RNH: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        metadata: VarlenMetadata,
+        out_RNH: Tensor | None,
+        **where: Tensor,
+    ) -> Tensor:
+        result: Tensor = self._fwd(
+            q_RNH,
+            keys,
+            values,
+            cu_seqlens_q=metadata.cu_new_lens,
+            max_seqlen_q=metadata.max_new_len,
+            max_seqlen_k=metadata.max_kv_len,
+            softmax_scale=self.spec.scale,
+            causal=True,
+            num_splits=1,
+            out=out_RNH,
+            **where,
+        )[0]
+        return result
