@@ -31,6 +31,7 @@ from bcg_core.errors import (
 from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
 from bcg_core.kv_cache import KVSequence, PagedKVCache
 from bcg_core.model import PrefillModel
+from bcg_core.pages import negotiate_page_size
 from bcg_core.registry import ENTRY_POINT_GROUP, BackendRegistry, create_backend
 from bcg_core.results import CapturedBucket, CaptureReport, Mode, PrefillResult, RunnerStats
 from bcg_core.runner import PrefillRunner, greedy
@@ -95,4 +96,5 @@ __all__ = [
     "eager_on_graph",
     "engine_for",
     "greedy",
+    "negotiate_page_size",
 ]

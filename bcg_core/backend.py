@@ -27,10 +27,13 @@ class Capabilities:
         dtypes: element types it takes.
         head_dims: head dims it takes; None for any.
         page_multiple: page sizes it takes are multiples of this.
+        preferred_page_multiple: pages of multiples of this are read in place, where others would be copied first.
         devices: device types it runs on.
         min_compute_capability: oldest GPU it runs on, as (major, minor); None where that does not matter.
         gqa: takes fewer KV heads than query heads.
         cached_prefix: takes requests that have cached tokens before the new ones.
+        ignores_foreign_nan: NaN in cache slots that hold none of a request's tokens never reaches its result. The
+            core's cache is finite everywhere; this says that a backend does not depend on it.
         supports_out: writes its result into ``out``; otherwise the core copies, and counts it.
         needs_host_plan: plans on the host for each batch, so a batch costs more than its launches.
         supports_full_graph: its ``forward`` may itself be captured, with bucket metadata.
@@ -40,10 +43,12 @@ class Capabilities:
     dtypes: frozenset[torch.dtype] = frozenset({torch.float16, torch.bfloat16})
     head_dims: frozenset[int] | None = frozenset({64, 128})
     page_multiple: int = 1
+    preferred_page_multiple: int = 1
     devices: frozenset[str] = frozenset({"cuda"})
     min_compute_capability: tuple[int, int] | None = None
     gqa: bool = False
     cached_prefix: bool = False
+    ignores_foreign_nan: bool = False
     supports_out: bool = False
     needs_host_plan: bool = True
     supports_full_graph: bool = False

@@ -62,6 +62,21 @@ class PrefillBatch:
     device: torch.device
     sequences: tuple[KVSequence, ...] = ()
 
+    def __post_init__(self) -> None:
+        expected = {
+            "input_ids_R": torch.int64,
+            "positions_R": torch.int64,
+            "slot_mapping_R": torch.int64,
+            "page_table_BW": torch.int32,
+        }
+        for name, dtype in expected.items():
+            tensor = getattr(self, name)
+            if tensor.dtype != dtype or tensor.device.type != "cpu":
+                raise BatchError(
+                    f"{name} is {tensor.dtype} on {tensor.device}, but must be {dtype} on the host: kernels read "
+                    "index arrays of another type without noticing"
+                )
+
     @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk], kv_cache: PagedKVCache) -> "PrefillBatch":
         """Lay out ``chunks`` as one batch, taking pages from ``kv_cache`` as needed.

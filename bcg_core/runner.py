@@ -16,7 +16,7 @@ from bcg_core.batch import PrefillBatch
 from bcg_core.buckets import Admission, TokenBuckets
 from bcg_core.context import ForwardContext, Phase
 from bcg_core.engine import SegmentEngine, engine_for
-from bcg_core.errors import BatchError, CaptureError
+from bcg_core.errors import BatchError, CaptureError, UnsupportedSpecError
 from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
 from bcg_core.kv_cache import PagedKVCache
 from bcg_core.model import PrefillModel
@@ -109,9 +109,13 @@ class PrefillRunner:
     def _resolve(
         self, backend: AttentionBackend | str, options: dict[str, Any]
     ) -> AttentionBackend:
-        if isinstance(backend, AttentionBackend):
-            return backend
         spec = AttentionSpec.of(self.model.spec, page_size=self.kv_cache.page_size)
+        if isinstance(backend, AttentionBackend):
+            if backend.spec != spec:
+                raise UnsupportedSpecError(
+                    backend.name, f"made for {backend.spec}, but this runner needs {spec}"
+                )
+            return backend
         return BackendRegistry().create(
             backend, spec, self.limits, self.model.spec.device, **options
         )

@@ -27,6 +27,7 @@ class FlashAttentionBackend(VarlenBackend):
         min_compute_capability=(8, 0),
         gqa=True,
         cached_prefix=True,
+        ignores_foreign_nan=True,
         supports_out=True,
         needs_host_plan=False,
         deterministic=True,

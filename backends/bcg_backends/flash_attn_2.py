@@ -3,6 +3,7 @@
 Shape letters: R real tokens, S keys of all requests, B requests, W pages, N query heads, K KV heads, H head dim.
 """
 
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -22,6 +23,7 @@ class FlashAttention2(FlashAttentionBackend):
     """
 
     name = "flash_attn_2"
+    capabilities = replace(FlashAttentionBackend.capabilities, preferred_page_multiple=256)
 
     def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
         super().__init__(spec, limits, device)

@@ -30,6 +30,8 @@ class FlashAttention3(FlashAttentionBackend):
         FlashAttentionBackend.capabilities,
         head_dims=frozenset({64, 96, 128, 192, 256}),
         min_compute_capability=(9, 0),
+        preferred_page_multiple=128,
+        ignores_foreign_nan=False,  # bulk copies take the whole last page, and 0 * NaN is NaN
     )
     libraries: ClassVar[Mapping[str, str]] = {
         "flash_attn_interface": "flash_attn_3",

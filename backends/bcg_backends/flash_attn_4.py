@@ -3,6 +3,7 @@
 Shape letters: R real tokens, S keys of all requests, N query heads, K KV heads, H head dim.
 """
 
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -18,6 +19,11 @@ class FlashAttention4(FlashAttentionBackend):
     """FlashAttention 4 (CuTe DSL), through ``_flash_attn_fwd``; kernels compile at their first launch, in warm-up."""
 
     name = "flash_attn_4"
+    capabilities = replace(
+        FlashAttentionBackend.capabilities,
+        preferred_page_multiple=128,
+        ignores_foreign_nan=False,  # bulk copies take the whole last page, and 0 * NaN is NaN
+    )
 
     def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
         super().__init__(spec, limits, device)

@@ -105,6 +105,7 @@ class FlashInferBackend(AttentionBackend):
         min_compute_capability=(8, 0),
         gqa=True,
         cached_prefix=True,
+        ignores_foreign_nan=True,
         supports_out=True,
         needs_host_plan=True,
         deterministic=True,

@@ -51,6 +51,7 @@ class SDPABackend(AttentionBackend):
         devices=frozenset({"cpu", "cuda"}),
         gqa=True,
         cached_prefix=True,
+        ignores_foreign_nan=True,
         needs_host_plan=False,
         deterministic=True,
     )

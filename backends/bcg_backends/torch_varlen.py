@@ -30,6 +30,7 @@ class TorchVarlenBackend(VarlenBackend):
         min_compute_capability=(8, 0),
         gqa=True,
         cached_prefix=True,
+        ignores_foreign_nan=True,
         supports_out=False,
         needs_host_plan=False,
         deterministic=True,

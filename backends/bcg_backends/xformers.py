@@ -48,6 +48,7 @@ class XFormersBackend(AttentionBackend):
         min_compute_capability=(8, 0),
         gqa=True,
         cached_prefix=True,
+        ignores_foreign_nan=True,
         supports_out=False,
         needs_host_plan=True,
         deterministic=True,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from bcg_core import AttentionBackend, BackendRegistry, UnknownBackendError
+from bcg_harness.errors import HarnessError
 from bcg_harness.outcome import CheckResult, Outcome, describe
 
 
@@ -42,10 +43,21 @@ def label_of(name: str, options: Mapping[str, Any]) -> str:
     return f"{name}[{','.join(f'{key}={value}' for key, value in options.items())}]"
 
 
+def parse_label(label: str) -> tuple[str, dict[str, str]]:
+    """Split what ``label_of`` makes into name and options; raises HarnessError for anything else."""
+    name, bracket, rest = label.partition("[")
+    if not bracket:
+        return name, {}
+    pairs = [pair.partition("=") for pair in rest.removesuffix("]").split(",")]
+    if not rest.endswith("]") or not all(key and value for key, _, value in pairs):
+        raise HarnessError(f"backend {label!r} is not of the form name or name[option=value,...]")
+    return name, {key: value for key, _, value in pairs}
+
+
 def select_backends(
     names: Sequence[str], registry: BackendRegistry, *, device: torch.device, required: bool
 ) -> tuple[list[Candidate], list[CheckResult]]:
-    """Load the backends called ``names``, and say why those cannot be used that are not returned.
+    """Load the backends called ``names``, all variants or the labelled one, and say why others cannot be used.
 
     What does not run on this kind of ``device`` is skipped, and what is not installed is skipped with its install hint.
     With ``required``, for backends that were asked for by name, the latter is an error unless another variant of the
@@ -54,18 +66,19 @@ def select_backends(
     """
     usable: list[Candidate] = []
     others: list[CheckResult] = []
-    for name in dict.fromkeys(names):
+    for label in dict.fromkeys(names):
+        name, chosen = parse_label(label)
         try:
             backend = registry.load(name)
             found = [
                 Candidate(name=name, backend=backend, options=options)
-                for options in backend.variants()
+                for options in ([chosen] if chosen else backend.variants())
             ]
             missing = [candidate.selected.unavailable() for candidate in found]
         except UnknownBackendError:
             raise
         except Exception as error:  # noqa: BLE001  # a broken plug-in must not hide the others
-            others.append(CheckResult(outcome=Outcome.ERROR, backend=name, detail=describe(error)))
+            others.append(CheckResult(outcome=Outcome.ERROR, backend=label, detail=describe(error)))
             continue
         outcome = Outcome.ERROR if required and all(missing) else Outcome.SKIPPED
         for candidate, reason in zip(found, missing, strict=True):

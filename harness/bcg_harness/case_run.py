@@ -40,7 +40,7 @@ class CaseRun:
 
     def findings(self, seed: int) -> Iterator[tuple[int | None, Finding]]:
         """Run all steps on a cache that is refilled with garbage; yields (step or None for the case, finding)."""
-        self._stage.reset(seed)
+        self._stage.reset(seed, nan=self._probe.capabilities.ignores_foreign_nan)
         for position, step in enumerate(self.case.steps):
             self.position = position
             batch = self._stage.batch(step, self._source)

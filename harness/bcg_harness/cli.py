@@ -46,7 +46,10 @@ def bcg(
 def check(
     backend: Annotated[
         list[str] | None,
-        typer.Option(help="Backend to check; repeatable. Default: all.", metavar="NAME"),
+        typer.Option(
+            help="Backend to check, all its variants or one as in 'flash_attn[version=3]'; repeatable. Default: all.",
+            metavar="NAME",
+        ),
     ] = None,
     device: Annotated[
         str, typer.Option(help="cpu (emulated graphs) or cuda.", metavar="NAME")
@@ -77,6 +80,14 @@ def check(
     text: Annotated[
         Path | None,
         typer.Option(help="Prefill this text instead of random tokens.", metavar="FILE"),
+    ] = None,
+    page_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens a KV page. Default: the smallest that all selected backends read in place.",
+            min=1,
+            metavar="N",
+        ),
     ] = None,
     seed: Annotated[
         int, typer.Option(help="Of random weights and tokens.", min=0, metavar="N")
@@ -117,6 +128,7 @@ def check(
         buckets=buckets,
         cases=tuple(case or ()),
         text=text,
+        page_size=page_size,
         seed=seed,
         json=json,
     )

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
-from bcg_core import BackendRegistry
+from bcg_core import BackendRegistry, negotiate_page_size
 from bcg_harness.candidates import select_backends
 from bcg_harness.cli_errors import usage_errors
 from bcg_harness.environment import Environment
@@ -44,6 +44,7 @@ class CheckOptions:
     buckets: str = "16,64,256"
     cases: tuple[str, ...] = ()
     text: Path | None = None
+    page_size: int | None = None
     seed: int = 0
     json: Path | None = None
 
@@ -126,7 +127,10 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
     spec = resolved.model.spec
     cases = select_cases(options.cases, buckets, max_context=spec.max_positions)
     source = resolved.token_source(text, seed=options.seed)
-    matrix = Matrix(resolved.model, cases, buckets, source, progress=progress)
+    page_size = options.page_size or negotiate_page_size(
+        candidate.selected.capabilities for candidate in candidates
+    )
+    matrix = Matrix(resolved.model, cases, buckets, source, page_size=page_size, progress=progress)
     for candidate in candidates:
         results += matrix.check(candidate.label, candidate.backend, **candidate.options)
     return CheckReport(
@@ -135,6 +139,7 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
         spec=spec,
         buckets=tuple(buckets),
         settings={
+            "page_size": page_size,
             "seed": options.seed,
             "text": None if options.text is None else str(options.text),
         },

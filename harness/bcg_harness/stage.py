@@ -133,11 +133,11 @@ class Stage:
         self.runner.use_backend(probe)
         return probe
 
-    def reset(self, seed: int) -> None:
-        """Give all pages back, shuffle the free ones, and fill the cache with finite garbage.
+    def reset(self, seed: int, *, nan: bool = False) -> None:
+        """Give all pages back, shuffle the free ones, and fill the cache with garbage.
 
         As in a server that has run for a while: page tables are not contiguous, and slots that nobody has written yet
-        hold what an earlier request left there.
+        hold what an earlier request left there: finite garbage, or NaN for a backend that claims to stand it.
         """
         for sequence in (*self._sequences.values(), self._bystander):
             self.kv_cache.free(sequence)
@@ -151,7 +151,8 @@ class Stage:
             self.kv_cache.free(single)
         self.kv_cache.extend(self._bystander, 1)
         generator = torch.Generator(self.kv_cache.device).manual_seed(seed)
-        self.kv_cache.storage_L2PSKH.normal_(generator=generator)
+        storage = self.kv_cache.storage_L2PSKH
+        storage.fill_(float("nan")) if nan else storage.normal_(generator=generator)
 
     def batch(self, step: Step, source: TokenSource) -> PrefillBatch:
         """Make the batch of ``step``: each sequence goes on where it stands."""

@@ -36,7 +36,10 @@ def context_line(report: CheckReport) -> str:
         f"{spec.num_heads}/{spec.num_kv_heads} heads of {spec.head_dim}"
     )
     buckets = ", ".join(map(str, report.buckets))
-    return f"{report.environment} | {report.model} ({shape}) | {dtype_name(spec.dtype)} | buckets {buckets}"
+    capture = f"buckets {buckets}, pages of {report.settings['page_size']}"
+    if report.capture is not None:
+        capture += ", captured once for all backends"
+    return f"{report.environment} | {report.model} ({shape}) | {dtype_name(spec.dtype)} | {capture}"
 
 
 def check_table(report: CheckReport, backend: str) -> Table | None:

@@ -1,10 +1,15 @@
-"""What tests of backends share: requests in a paged cache, and attention in float64 to compare with.
+"""What tests of backends share: requests in a paged cache, attention in float64, and stand-ins for what is installed.
 
-Shape letters: R real tokens, N query heads, K KV heads, H head dim, Q new tokens and S keys of one request.
+Shape letters: R real tokens, B requests, P pages, W pages of a request, N query heads, K KV heads, H head dim,
+Q new tokens and S keys, of one request or of all.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -42,11 +47,19 @@ class Scene:
     k_RKH: Tensor
     v_RKH: Tensor
 
-    def attend(self, backend: AttentionBackend, layer: int = 0) -> Tensor:
-        """Return what ``backend`` computes for this batch, ``[R, N, H]``."""
-        metadata = backend.init_forward_metadata(self.batch)
+    def attend(
+        self,
+        backend: AttentionBackend,
+        layer: int = 0,
+        *,
+        metadata: Any = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return what ``backend`` computes for this batch, ``[R, N, H]``; metadata defaults to the ordinary path's."""
+        if metadata is None:
+            metadata = backend.init_forward_metadata(self.batch)
         return backend.forward(
-            self.q_RNH, self.k_RKH, self.v_RKH, self.kv_cache, layer, metadata, None
+            self.q_RNH, self.k_RKH, self.v_RKH, self.kv_cache, layer, metadata, out
         )
 
     def expected(self, layer: int = 0) -> Tensor:
@@ -60,9 +73,9 @@ class Scene:
             outputs.append(naive(self.q_RNH[rows], keys[own], values[own], prefix, self.spec))
         return torch.cat(outputs)
 
-    def make(self, cls: type[AttentionBackend]) -> AttentionBackend:
+    def make(self, cls: type[AttentionBackend], **options: Any) -> AttentionBackend:
         limits = BackendLimits(max_tokens=1024, max_requests=64, max_context=512, num_pages=256)
-        return cls(self.spec, limits, self.kv_cache.device)
+        return cls(self.spec, limits, self.kv_cache.device, **options)
 
 
 def naive(
@@ -138,3 +151,131 @@ def scattered(kv_cache: PagedKVCache, prefix: int, new: int) -> Chunk:
     kv_cache.extend(sequence, prefix + new)
     sequence.pages.reverse()
     return Chunk(token_ids=[1] * new, sequence=sequence)
+
+
+# What a vendor's kernel computes
+
+
+class VarlenMath:
+    """Compute what variable-length kernels compute, from the arguments that they are given and nothing else.
+
+    They are as unforgiving as the kernels: rows of a request from ``max_new`` on are not written, keys from
+    ``max_kv`` on are not seen, and index arrays are int32.
+    """
+
+    @staticmethod
+    def flat(
+        q_RNH: Tensor,
+        k_SKH: Tensor,
+        v_SKH: Tensor,
+        cu_new: Tensor,
+        cu_kv: Tensor,
+        *,
+        scale: float,
+        max_new: int | None = None,
+        max_kv: int | None = None,
+        causal: bool = True,
+    ) -> Tensor:
+        """Attend over keys that are laid out request after request; unwritten rows are NaN."""
+        assert {cu_new.dtype, cu_kv.dtype} == {torch.int32}, "kernels read int32"
+        spec = AttentionSpec(
+            num_heads=q_RNH.shape[1],
+            num_kv_heads=k_SKH.shape[1],
+            head_dim=q_RNH.shape[2],
+            dtype=q_RNH.dtype,
+            page_size=1,
+            scale=scale,
+        )
+        result = torch.full(q_RNH.shape, float("nan"), dtype=torch.float64)
+        new, kv = cu_new.tolist(), cu_kv.tolist()
+        for first, end, first_key, end_key in zip(new, new[1:], kv, kv[1:], strict=False):
+            keys, values = (side[first_key:end_key][:max_kv].double() for side in (k_SKH, v_SKH))
+            prefix = end_key - first_key - (end - first) if causal else end_key - first_key
+            rows = slice(first, end if max_new is None else min(end, first + max_new))
+            result[rows] = naive(q_RNH[rows], keys, values, prefix, spec)
+        return result.to(q_RNH.dtype)
+
+    @classmethod
+    def paged(
+        cls,
+        q_RNH: Tensor,
+        keys_PSKH: Tensor,
+        values_PSKH: Tensor,
+        cu_new: Tensor,
+        kv_lens: Tensor,
+        page_table_BW: Tensor,
+        **options: Any,
+    ) -> Tensor:
+        """Attend over pages."""
+        assert {kv_lens.dtype, page_table_BW.dtype} == {torch.int32}, "kernels read int32"
+        flat = [
+            torch.cat(
+                [
+                    side[pages.long()].flatten(0, 1)[:length]
+                    for pages, length in zip(page_table_BW, kv_lens.tolist(), strict=True)
+                ]
+            )
+            for side in (keys_PSKH, values_PSKH)
+        ]
+        cu_kv = torch.nn.functional.pad(kv_lens.cumsum(0, dtype=torch.int32), (1, 0))
+        return cls.flat(q_RNH, *flat, cu_new, cu_kv, **options)
+
+
+@pytest.fixture
+def varlen_math() -> type[VarlenMath]:
+    return VarlenMath
+
+
+# What is installed
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Return a function that puts a module with these attributes where an import finds it."""
+
+    def put(name: str, **attributes: Any) -> ModuleType:
+        module = ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return put
+
+
+@pytest.fixture
+def uninstall(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that makes imports of these modules fail, wherever this test runs."""
+
+    def hide(*names: str) -> None:
+        for name in names:
+            monkeypatch.setitem(sys.modules, name, None)
+
+    return hide
+
+
+@pytest.fixture
+def install_distribution(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str, str], None]:
+    """Return a function that leaves the record of an installed distribution."""
+
+    def put(name: str, version: str) -> None:
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return put
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int] | None], None]:
+    """Return a function that makes torch tell of a GPU of this compute capability, or of none."""
+
+    def put(capability: tuple[int, int] | None) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+
+    return put

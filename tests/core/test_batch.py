@@ -1,6 +1,7 @@
 """Batches: derived arrays against values computed by hand, and an error for everything that does not add up."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -474,3 +475,18 @@ def test_no_slot_is_reserved_or_written_twice(
     slots = batch_of(lengths, page_size).slot_mapping_R.tolist()
     assert len(set(slots)) == len(slots)
     assert all(slot >= page_size for slot in slots)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param("page_table_BW", torch.int64, id="pages-int64"),
+        pytest.param("input_ids_R", torch.int32, id="tokens-int32"),
+        pytest.param("positions_R", torch.int32, id="positions-int32"),
+        pytest.param("slot_mapping_R", torch.int32, id="slots-int32"),
+    ],
+)
+def test_index_arrays_of_another_type_are_refused_by_name(name: str, dtype: torch.dtype) -> None:
+    batch = PrefillBatch.scratch([3], make_cache())
+    with pytest.raises(BatchError, match=f"{name} is {dtype} on cpu"):
+        replace(batch, **{name: getattr(batch, name).to(dtype)})

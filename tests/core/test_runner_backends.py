@@ -16,6 +16,7 @@ from bcg_core import (
     Mode,
     PrefillBatch,
     UnknownBackendError,
+    UnsupportedSpecError,
 )
 
 Make = Callable[..., Any]
@@ -332,3 +333,11 @@ def raising(error: Exception) -> Callable[[int], None]:
         raise error
 
     return fail
+
+
+def test_a_backend_made_for_another_spec_is_refused(make_runner: Make, make_backend: Make) -> None:
+    runner, other = make_runner(), make_backend()
+    other.spec = replace(other.spec, head_dim=2 * other.spec.head_dim)
+    with pytest.raises(UnsupportedSpecError, match="made for"):
+        runner.use_backend(other)
+    assert runner.backend is not other

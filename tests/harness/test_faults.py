@@ -29,6 +29,7 @@ from bcg_harness.testing import (
     RunsPythonAgain,
     SamplesWrongRow,
     SkipsBreak,
+    TrustsUnwrittenSlots,
     WritesCache,
     WritesRowR,
 )
@@ -78,6 +79,9 @@ FAULTS = {
     ),
     "backend-freezes-metadata": Fault(
         backend=FreezesMetadata, found_by={"bit_equal", "attention", "oracle"}, spares={"structure"}
+    ),
+    "backend-trusts-unwritten-slots": Fault(
+        backend=TrustsUnwrittenSlots, found_by={"attention", "oracle"}, spares={"structure"}
     ),
     "backend-writes-row-r": Fault(
         backend=WritesRowR, found_by={"padding"}, spares={"attention", "oracle", "structure"}

@@ -11,6 +11,7 @@ from bcg_core import (
     TokenBuckets,
 )
 from bcg_harness import CaseError, HarnessError
+from bcg_harness.candidates import label_of, parse_label
 from bcg_harness.selection import (
     parse_buckets,
     parse_device,
@@ -102,3 +103,22 @@ def test_an_unknown_device_is_refused_with_the_known_ones(text: str) -> None:
 def test_cuda_without_a_gpu_is_refused_with_a_way_out() -> None:
     with pytest.raises(HarnessError, match="--device cpu"):
         parse_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("label", "parts"),
+    [
+        pytest.param("sdpa", ("sdpa", {}), id="name"),
+        pytest.param("a[b=1]", ("a", {"b": "1"}), id="one-option"),
+        pytest.param("a[b=1,c=d]", ("a", {"b": "1", "c": "d"}), id="two-options"),
+    ],
+)
+def test_a_label_is_name_and_options(label: str, parts: tuple[str, dict[str, str]]) -> None:
+    assert parse_label(label) == parts
+    assert label_of(*parts) == label
+
+
+@pytest.mark.parametrize("label", ["a[", "a[]", "a[b]", "a[b=]", "a[=1]", "a[b=1", "a[b=1]c"])
+def test_a_label_that_is_none_is_refused(label: str) -> None:
+    with pytest.raises(HarnessError, match="name or name"):
+        parse_label(label)

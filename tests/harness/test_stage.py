@@ -50,6 +50,11 @@ def test_unwritten_slots_hold_finite_garbage(stage: Stage) -> None:
     assert (storage != 0).all()
 
 
+def test_unwritten_slots_hold_nan_where_that_is_stood(stage: Stage) -> None:
+    stage.reset(seed=1, nan=True)
+    assert stage.kv_cache.storage_L2PSKH.isnan().all()
+
+
 def test_the_same_seed_gives_the_same_start(stage: Stage, source: RandomTokens) -> None:
     before = stage.kv_cache.storage_L2PSKH.clone()
     pages = stage.batch(CASE.steps[0], source).page_table_BW

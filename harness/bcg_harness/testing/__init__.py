@@ -11,6 +11,7 @@ from bcg_harness.testing.faulty_backends import (
     KeepsStaleRows,
     Noisy,
     Raises,
+    TrustsUnwrittenSlots,
     WritesCache,
     WritesRowR,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "RunsPythonAgain",
     "SamplesWrongRow",
     "SkipsBreak",
+    "TrustsUnwrittenSlots",
     "Variants",
     "WritesCache",
     "WritesRowR",

@@ -24,6 +24,15 @@ class IgnoresLengths(MaskBackend):
         return [torch.cat([*earlier, own]) for own in super().visible_slots(batch, request)]
 
 
+class TrustsUnwrittenSlots(MaskBackend):
+    """Multiply masked values by zero, and still claim that NaN among them does no harm."""
+
+    name: ClassVar[str] = "trusts-unwritten-slots"
+    capabilities: ClassVar[Capabilities] = replace(
+        MaskBackend.capabilities, ignores_foreign_nan=True
+    )
+
+
 class IgnoresPrefix(MaskBackend):
     """Attend to new tokens only."""
 
