@@ -1,5 +1,6 @@
 """Capture and replay of prefill in CUDA graph segments, and the protocol for attention backends."""
 
+from bcg_core.attention import causal_attention
 from bcg_core.backend import AttentionBackend, Capabilities, Metadata
 from bcg_core.batch import Chunk, DeviceIndices, PrefillBatch
 from bcg_core.boundary import BoundaryBuffers, BoundaryRows
@@ -92,6 +93,7 @@ __all__ = [
     "UnsupportedSpecError",
     "Workspace",
     "break_graph",
+    "causal_attention",
     "create_backend",
     "eager_on_graph",
     "engine_for",

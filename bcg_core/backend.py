@@ -176,6 +176,10 @@ class AttentionBackend(ABC):
             ``[R, N, H]`` in the dtype of q; a tensor other than ``out_RNH`` is copied by the core.
         """
 
+    def notes(self) -> list[str]:
+        """Return what a report should say of this instance, a line each; nothing by default."""
+        return []
+
     def warm_up(self, batches: Sequence[PrefillBatch], run: Callable[[PrefillBatch], None]) -> None:
         """Compile and allocate everything lazy before captures and serving.
 

@@ -50,8 +50,16 @@ class FlashAttentionBackend(VarlenBackend):
             return versions[version], rest
         if version != "auto":
             raise BackendOptionError(cls.name, f"version is 2, 3, 4 or auto, not {version}")
-        usable = [each for each in versions.values() if each.unavailable() is None]
-        return (usable[0] if usable else cls), rest
+        installed = [each for each in versions.values() if each.unavailable() is None]
+        usable = [each for each in installed if each.runs_on_this_gpu()]
+        return next(iter(usable or installed), cls), rest
+
+    @classmethod
+    def runs_on_this_gpu(cls) -> bool:
+        """Tell whether the version has kernels for the current GPU; True where there is none."""
+        least = cls.capabilities.min_compute_capability
+        assert least is not None, "every version declares one"
+        return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= least
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -65,7 +73,7 @@ class FlashAttentionBackend(VarlenBackend):
         return super().unsupported(spec, device) or refuse_head_dim(spec)
 
 
-def _versions() -> dict[str, type[AttentionBackend]]:
+def _versions() -> dict[str, type[FlashAttentionBackend]]:
     """Return the classes by version, in the order in which "auto" tries them."""
     from bcg_backends.flash_attn_2 import FlashAttention2
     from bcg_backends.flash_attn_3 import FlashAttention3

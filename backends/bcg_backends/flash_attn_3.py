@@ -49,6 +49,11 @@ class FlashAttention3(FlashAttentionBackend):
         self._least_new_len = self.query_blocks.get(spec.head_dim, 0) // spec.group_size + 1
 
     @classmethod
+    def runs_on_this_gpu(cls) -> bool:
+        """Tell whether the current GPU is of the Hopper family, later ones excluded; True where there is none."""
+        return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] == 9
+
+    @classmethod
     def unavailable(cls) -> str | None:
         """Say whether one of the two packages of version 3 can be imported."""
         reasons = [import_error(module, "pip install fa3-fwd") for module in cls.libraries]

@@ -86,6 +86,8 @@ def check_backends(options: CheckOptions) -> None:
         table = check_table(report, backend)
         if table is not None:
             console.print(table)
+        for note in report.notes.get(backend, ()):
+            console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
     for line in problem_lines(report):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(summary_line(report), highlight=False)
@@ -145,6 +147,7 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
         },
         capture=matrix.capture_report,
         cases=tuple(cases),
+        notes=matrix.notes,
         results=tuple(results),
         seconds=perf_counter() - started,
     )

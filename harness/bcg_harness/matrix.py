@@ -49,6 +49,7 @@ class Matrix:
 
     Attributes:
         capture_report: what was captured; None before a backend has been checked.
+        notes: what the backends that were checked say of themselves.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Matrix:
         self.source = source
         self.progress = progress or NoProgress()
         self.capture_report: CaptureReport | None = None
+        self.notes: dict[str, list[str]] = {}
         self._oracle: HiddenOracle | None = None
         self._probes: dict[tuple[type[AttentionBackend], str], Probe] = {}
         self._fitting = [case for case in cases if self._too_long(case) is None]
@@ -102,6 +104,7 @@ class Matrix:
             return [CheckResult(outcome=Outcome.SKIPPED, backend=name, detail=str(error))]
         except Exception as error:  # noqa: BLE001  # whatever a plug-in raises is the plug-in's error
             return [CheckResult(outcome=Outcome.ERROR, backend=name, detail=describe(error))]
+        self.notes[name] = probe.inner.notes()
         self.progress.start(name, len(self.cases))
         results = []
         for case in self.cases:

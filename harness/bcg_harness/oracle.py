@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from bcg_core import PagedKVCache, PrefillBatch
+from bcg_core import PagedKVCache, PrefillBatch, causal_attention
 from bcg_harness.budgets import Errors, Measured, RowErrors
 from bcg_harness.reference import LlamaReference, high_precision
 from bcg_harness.tokens import TokenSource
@@ -69,32 +69,6 @@ class HiddenOracle:
         )
 
 
-def attend(
-    q_RNH: Tensor,
-    k_SKH: Tensor,
-    v_SKH: Tensor,
-    *,
-    scale: float,
-    dtype: torch.dtype,
-    matmul: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
-) -> Tensor:
-    """Compute one request's causal attention ``[R, N, H]`` by its definition, every operation in ``dtype``.
-
-    The R queries belong to the last R of the S keys: the mask is aligned bottom-right. ``matmul`` multiplies.
-    """
-    new, total = q_RNH.shape[0], k_SKH.shape[0]
-    group = q_RNH.shape[1] // k_SKH.shape[1]
-    q_NRH = q_RNH.to(dtype).transpose(0, 1)
-    k_NSH, v_NSH = (
-        kv.to(dtype).repeat_interleave(group, dim=1).transpose(0, 1) for kv in (k_SKH, v_SKH)
-    )
-    logits_NRS = matmul(q_NRH, k_NSH.mT) * scale
-    positions_R = torch.arange(total - new, total, device=q_RNH.device)
-    future_RS = torch.arange(total, device=q_RNH.device) > positions_R[:, None]
-    weights_NRS = logits_NRS.masked_fill(future_RS, float("-inf")).softmax(dim=-1)
-    return matmul(weights_NRS, v_NSH).transpose(0, 1)
-
-
 def tensor_core_matmul(a: Tensor, b: Tensor) -> Tensor:
     """Multiply float32 matrices the way tensor cores do: as three products of numbers with 10-bit mantissas.
 
@@ -147,8 +121,8 @@ def measure_attention(
     for request, request_slots in enumerate(slots):
         rows = slice(batch.cu_new_lens[request], batch.cu_new_lens[request + 1])
         given = q_RNH[rows], keys[request_slots], values[request_slots]
-        low_RNH = attend(*given, scale=scale, dtype=q_RNH.dtype, matmul=matmul)
-        high_RNH = attend(*given, scale=scale, dtype=high_precision(q_RNH.dtype))
+        low_RNH = causal_attention(*given, scale=scale, dtype=q_RNH.dtype, matmul=matmul)
+        high_RNH = causal_attention(*given, scale=scale, dtype=high_precision(q_RNH.dtype))
         measured.append(
             Measured(
                 found=Errors.between(out_RNH[rows], high_RNH),

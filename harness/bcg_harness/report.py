@@ -22,6 +22,7 @@ class CheckReport:
         settings: whatever else was chosen: seed, text.
         capture: what was captured; None when no backend could be used.
         cases: what was run.
+        notes: what backends say of themselves, by label.
         results: one for each check of each step, and for all that could not be run.
         seconds: wall-clock time of the run, loading included.
     """
@@ -33,6 +34,7 @@ class CheckReport:
     settings: Mapping[str, Any]
     capture: CaptureReport | None
     cases: tuple[Case, ...]
+    notes: Mapping[str, list[str]]
     results: tuple[CheckResult, ...]
     seconds: float
 
@@ -60,6 +62,7 @@ class CheckReport:
                 "seconds": round(self.seconds, 3),
                 **{outcome.value: counts[outcome] for outcome in Outcome},
             },
+            "notes": dict(self.notes),
             "cases": [case.to_json() for case in self.cases],
             "results": [result.to_json() for result in self.results],
         }

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bcg_core import KVSequence, PagedKVCache, PrefillBatch
+from bcg_core import KVSequence, PagedKVCache, PrefillBatch, causal_attention
 from bcg_core.batch import Chunk
 from bcg_harness import LlamaReference, RandomTokens
-from bcg_harness.oracle import HiddenOracle, attend, cached_slots, tensor_core_matmul
+from bcg_harness.oracle import HiddenOracle, cached_slots, tensor_core_matmul
 from bcg_harness.reference import high_precision
 from bcg_llama import LlamaModel
 
@@ -38,7 +38,7 @@ def by_hand(q_RNH: Tensor, k_SKH: Tensor, v_SKH: Tensor, scale: float) -> Tensor
 @pytest.mark.parametrize("kv_heads", [1, 2, 4], ids=["mqa", "gqa", "mha"])
 def test_attention_follows_its_definition(prefix: int, kv_heads: int) -> None:
     q, k, v = heads(6, 4, 1), heads(6 + prefix, kv_heads, 2), heads(6 + prefix, kv_heads, 3)
-    found = attend(q, k, v, scale=0.3, dtype=torch.float64)
+    found = causal_attention(q, k, v, scale=0.3, dtype=torch.float64)
     torch.testing.assert_close(found, by_hand(q, k, v, 0.3))
 
 
