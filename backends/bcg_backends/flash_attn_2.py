@@ -12,7 +12,7 @@ from torch import Tensor
 from bcg_backends.flash_attn import FlashAttentionBackend
 from bcg_backends.varlen import VarlenMetadata
 from bcg_backends.vendor import import_error
-from bcg_core import AttentionSpec, BackendLimits, PagedKVCache
+from bcg_core import AttentionSpec, BackendLimits
 
 
 class FlashAttention2(FlashAttentionBackend):
@@ -38,38 +38,17 @@ class FlashAttention2(FlashAttentionBackend):
         """Tell whether pages are multiples of 256 tokens."""
         return spec.page_size % 256 == 0
 
-    def attend_flat(
-        self,
-        q_RNH: Tensor,
-        k_SKH: Tensor,
-        v_SKH: Tensor,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend over flat keys."""
-        return self._launch(q_RNH, k_SKH, v_SKH, metadata, None, out_RNH)
-
-    def attend_pages(
-        self,
-        q_RNH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend over pages."""
-        keys, values = kv_cache.keys(layer), kv_cache.values(layer)
-        return self._launch(q_RNH, keys, values, metadata, metadata.page_table_BW, out_RNH)
-
-    def _launch(
+    def launch(
         self,
         q_RNH: Tensor,
         keys: Tensor,
         values: Tensor,
         metadata: VarlenMetadata,
-        page_table_BW: Tensor | None,
         out_RNH: Tensor | None,
+        *,
+        paged: bool,
     ) -> Tensor:
+        """Call ``varlen_fwd``."""
         result: Tensor = self._varlen_fwd(
             q_RNH,
             keys,
@@ -79,7 +58,7 @@ class FlashAttention2(FlashAttentionBackend):
             metadata.cu_kv_lens,
             None,  # seqused_k: cu_kv_lens says it
             None,  # leftpad_k
-            page_table_BW,
+            metadata.page_table_BW if paged else None,
             None,  # alibi_slopes
             max(metadata.max_new_len, 2),
             metadata.max_kv_len,

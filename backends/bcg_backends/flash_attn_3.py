@@ -14,7 +14,7 @@ from torch import Tensor
 from bcg_backends.flash_attn import FlashAttentionBackend
 from bcg_backends.varlen import VarlenMetadata
 from bcg_backends.vendor import import_error
-from bcg_core import AttentionSpec, BackendLimits, PagedKVCache
+from bcg_core import AttentionSpec, BackendLimits
 
 
 class FlashAttention3(FlashAttentionBackend):
@@ -57,7 +57,10 @@ class FlashAttention3(FlashAttentionBackend):
     def unavailable(cls) -> str | None:
         """Say whether one of the two packages of version 3 can be imported."""
         reasons = [import_error(module, "pip install fa3-fwd") for module in cls.libraries]
-        return None if None in reasons else reasons[-1]
+        if None in reasons:
+            return None
+        broken = [reason for reason in reasons if reason and "not installed" not in reason]
+        return (broken or reasons)[-1]
 
     @classmethod
     def unsupported(cls, spec: AttentionSpec, device: torch.device) -> str | None:
@@ -76,37 +79,7 @@ class FlashAttention3(FlashAttentionBackend):
         block = self.key_blocks.get(spec.head_dim)
         return block is not None and spec.page_size % block == 0
 
-    def attend_flat(
-        self,
-        q_RNH: Tensor,
-        k_SKH: Tensor,
-        v_SKH: Tensor,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend over flat keys."""
-        return self._launch(q_RNH, k_SKH, v_SKH, metadata, out_RNH, cu_kv_lens=metadata.cu_kv_lens)
-
-    def attend_pages(
-        self,
-        q_RNH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend over pages."""
-        return self._launch(
-            q_RNH,
-            kv_cache.keys(layer),
-            kv_cache.values(layer),
-            metadata,
-            out_RNH,
-            kv_lens=metadata.kv_lens,
-            page_table_BW=metadata.page_table_BW,
-        )
-
-    def _launch(
+    def launch(
         self,
         q_RNH: Tensor,
         keys: Tensor,
@@ -114,10 +87,9 @@ class FlashAttention3(FlashAttentionBackend):
         metadata: VarlenMetadata,
         out_RNH: Tensor | None,
         *,
-        cu_kv_lens: Tensor | None = None,
-        kv_lens: Tensor | None = None,
-        page_table_BW: Tensor | None = None,
+        paged: bool,
     ) -> Tensor:
+        """Call the operator."""
         result: Tensor = self._fwd(
             q_RNH,
             keys,
@@ -127,13 +99,13 @@ class FlashAttention3(FlashAttentionBackend):
             None,  # q_v
             out_RNH,
             metadata.cu_new_lens,
-            cu_kv_lens,
+            None if paged else metadata.cu_kv_lens,
             None,  # cu_seqlens_k_new
             None,  # seqused_q
-            kv_lens,
+            metadata.kv_lens if paged else None,
             max(metadata.max_new_len, self._least_new_len, 2),
             metadata.max_kv_len,
-            page_table_BW,
+            metadata.page_table_BW if paged else None,
             None,  # kv_batch_idx
             None,  # leftpad_k
             None,  # rotary_cos

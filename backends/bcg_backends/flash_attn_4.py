@@ -12,7 +12,7 @@ from torch import Tensor
 from bcg_backends.flash_attn import FlashAttentionBackend
 from bcg_backends.varlen import VarlenMetadata
 from bcg_backends.vendor import import_error
-from bcg_core import AttentionSpec, BackendLimits, PagedKVCache
+from bcg_core import AttentionSpec, BackendLimits
 
 
 class FlashAttention4(FlashAttentionBackend):
@@ -36,61 +36,36 @@ class FlashAttention4(FlashAttentionBackend):
         return import_error("flash_attn.cute.interface", hint, distribution="flash-attn-4")
 
     def reads_pages(self, spec: AttentionSpec) -> bool:
-        """Tell that pages of any size are read; 128 tokens is what the fastest path takes."""
-        return True
+        """Tell that pages of any size are read for these head dims; 128 tokens is what the fastest path takes.
 
-    def attend_flat(
-        self,
-        q_RNH: Tensor,
-        k_SKH: Tensor,
-        v_SKH: Tensor,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend over flat keys."""
-        return self._launch(
-            q_RNH, k_SKH, v_SKH, metadata, out_RNH, cu_seqlens_k=metadata.cu_kv_lens
-        )
+        Pages of other sizes are copied by tiles, which other head dims do not fill.
+        """
+        return spec.head_dim in (64, 128)
 
-    def attend_pages(
-        self,
-        q_RNH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend over pages."""
-        return self._launch(
-            q_RNH,
-            kv_cache.keys(layer),
-            kv_cache.values(layer),
-            metadata,
-            out_RNH,
-            seqused_k=metadata.kv_lens,
-            page_table=metadata.page_table_BW,
-        )
-
-    def _launch(
+    def launch(
         self,
         q_RNH: Tensor,
         keys: Tensor,
         values: Tensor,
         metadata: VarlenMetadata,
         out_RNH: Tensor | None,
-        **where: Tensor,
+        *,
+        paged: bool,
     ) -> Tensor:
+        """Call ``_flash_attn_fwd``."""
         result: Tensor = self._fwd(
             q_RNH,
             keys,
             values,
             cu_seqlens_q=metadata.cu_new_lens,
+            cu_seqlens_k=None if paged else metadata.cu_kv_lens,
+            seqused_k=metadata.kv_lens if paged else None,
+            page_table=metadata.page_table_BW if paged else None,
             max_seqlen_q=metadata.max_new_len,
             max_seqlen_k=metadata.max_kv_len,
             softmax_scale=self.spec.scale,
             causal=True,
             num_splits=1,
             out=out_RNH,
-            **where,
         )[0]
         return result

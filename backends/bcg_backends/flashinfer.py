@@ -3,7 +3,8 @@
 Shape letters: R real tokens, B requests, W pages of a request, N query heads, K KV heads, H head dim.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar
@@ -17,11 +18,13 @@ from bcg_core import (
     AttentionSpec,
     BackendLimits,
     BackendOptionError,
+    BackendUnavailableError,
     Capabilities,
     PagedKVCache,
     PrefillBatch,
 )
 
+logger = logging.getLogger(__name__)
 MIB = 2**20
 
 
@@ -170,6 +173,23 @@ class FlashInferBackend(AttentionBackend):
     def _workspace_bytes(self) -> int:
         return 32 * MIB
 
+    def warm_up(self, batches: Sequence[PrefillBatch], run: Callable[[PrefillBatch], None]) -> None:
+        """Run every batch once, which compiles kernels that are not prebuilt: a minute or two for each shape.
+
+        Raises BackendUnavailableError when they are neither prebuilt nor can be compiled here.
+        """
+        logger.info("%s: compiling kernels for %s unless they are prebuilt", self.name, self.spec)
+        try:
+            super().warm_up(batches, run)
+        except torch.AcceleratorError:
+            raise
+        except (OSError, RuntimeError) as error:
+            raise BackendUnavailableError(
+                self.name,
+                f"its kernels for {self.spec} are not prebuilt, and compiling them failed: {error}. Compiling needs "
+                "nvcc (set CUDA_HOME) and ninja; FLASHINFER_DISABLE_JIT must not be set",
+            ) from error
+
     def init_forward_metadata(self, batch: PrefillBatch) -> "PlannedBatch":
         """Plan ``batch`` with the next pair of wrappers."""
         slot = self._slots[self._plans % len(self._slots)]
@@ -247,3 +267,11 @@ class FlashInferFA3(FlashInferBackend):
     name = "flashinfer_fa3"
     kernel = "fa3"
     capabilities = replace(FlashInferBackend.capabilities, min_compute_capability=(9, 0))
+
+    @classmethod
+    def unsupported(cls, spec: AttentionSpec, device: torch.device) -> str | None:
+        """Add that no later GPU has what the kernel is made of."""
+        reason = super().unsupported(spec, device)
+        if reason is None and torch.cuda.get_device_capability(device)[0] != 9:
+            return "min_compute_capability: runs on compute capability 9.x only"
+        return reason

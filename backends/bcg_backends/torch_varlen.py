@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bcg_backends.varlen import VarlenBackend, VarlenMetadata
-from bcg_backends.vendor import refuse_head_dim
-from bcg_core import AttentionSpec, BackendLimits, Capabilities
+from bcg_backends.vendor import FLASH_KERNEL, refuse_head_dim
+from bcg_core import AttentionSpec, BackendLimits
 
 CAUSAL = (-1, 0)
 
@@ -24,17 +24,7 @@ class TorchVarlenBackend(VarlenBackend):
     """
 
     name = "torch_varlen"
-    capabilities = Capabilities(
-        dtypes=frozenset({torch.float16, torch.bfloat16}),
-        head_dims=None,
-        min_compute_capability=(8, 0),
-        gqa=True,
-        cached_prefix=True,
-        ignores_foreign_nan=True,
-        supports_out=False,
-        needs_host_plan=False,
-        deterministic=True,
-    )
+    capabilities = FLASH_KERNEL
 
     def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
         super().__init__(spec, limits, device)

@@ -3,7 +3,21 @@
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from bcg_core import AttentionSpec
+import torch
+
+from bcg_core import AttentionSpec, Capabilities
+
+FLASH_KERNEL = Capabilities(
+    dtypes=frozenset({torch.float16, torch.bfloat16}),
+    head_dims=None,
+    min_compute_capability=(8, 0),
+    gqa=True,
+    cached_prefix=True,
+    ignores_foreign_nan=True,
+    needs_host_plan=False,
+    deterministic=True,
+)
+"""What kernels of FlashAttention 2's lineage have in common; ``refuse_head_dim`` goes with it."""
 
 
 def import_error(module: str, hint: str, *, distribution: str | None = None) -> str | None:
@@ -19,12 +33,13 @@ def import_error(module: str, hint: str, *, distribution: str | None = None) -> 
             return f"{distribution} is not installed: {hint}"
     try:
         import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
-            return f"{module} is not installed: {hint}"
-        return f"{module} needs {error.name}, which is not installed"
     except Exception as error:  # noqa: BLE001  # see above
-        return f"{module} is installed but does not load: {error}"
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None:
+            return f"{module} is installed but does not load: {error}"
+        if f"{module}.".startswith(f"{missing}."):
+            return f"{module} is not installed: {hint}"
+        return f"{module} needs {missing}, which is not installed"
     return None
 
 

@@ -3,19 +3,18 @@
 Shape letters: R real tokens, S keys of all requests, N query heads, K KV heads, G query heads a KV head, H head dim.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bcg_backends.vendor import import_error, refuse_head_dim
+from bcg_backends.vendor import FLASH_KERNEL, import_error, refuse_head_dim
 from bcg_core import (
     AttentionBackend,
     AttentionSpec,
     BackendLimits,
-    Capabilities,
     PagedKVCache,
     PrefillBatch,
 )
@@ -42,17 +41,7 @@ class XFormersBackend(AttentionBackend):
     """
 
     name = "xformers"
-    capabilities = Capabilities(
-        dtypes=frozenset({torch.float16, torch.bfloat16}),
-        head_dims=None,
-        min_compute_capability=(8, 0),
-        gqa=True,
-        cached_prefix=True,
-        ignores_foreign_nan=True,
-        supports_out=False,
-        needs_host_plan=True,
-        deterministic=True,
-    )
+    capabilities = replace(FLASH_KERNEL, needs_host_plan=True)
 
     def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
         super().__init__(spec, limits, device)
@@ -67,9 +56,10 @@ class XFormersBackend(AttentionBackend):
         reason = import_error("xformers.ops.fmha", "pip install xformers")
         if reason is not None or not torch.cuda.is_available():
             return reason
-        if not import_module("xformers.ops.fmha").flash.FwOp.is_available():
+        reason = _extension_error()
+        if reason is None and not import_module("xformers.ops.fmha").flash.FwOp.is_available():
             return "its flash operator is not available: python -m xformers.info says why"
-        return _extension_error()
+        return reason
 
     @classmethod
     def unsupported(cls, spec: AttentionSpec, device: torch.device) -> str | None:

@@ -123,6 +123,7 @@ class Matrix:
             limits, device = self._stage.runner.limits, self.model.spec.device
             made = create_backend(backend, self.spec, limits, device, **options)
             self._prepare()
+            self.progress.start(f"warming up {made.name}", 1)
             self._probes[key] = self._stage.use(Probe(made))
         return self._probes[key]
 

@@ -787,6 +787,17 @@ def test_a_missing_library_is_named_with_its_hint(
     assert backend.unavailable() == reason
 
 
+def test_a_broken_build_of_version_3_is_not_hidden_by_the_missing_other(
+    absent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def import_error(module: str, hint: str) -> str:
+        broken = module == "flash_attn_interface"
+        return f"{module} is {'installed but does not load' if broken else 'not installed'}"
+
+    monkeypatch.setattr("bcg_backends.flash_attn_3.import_error", import_error)
+    assert FlashAttention3.unavailable() == "flash_attn_interface is installed but does not load"
+
+
 def test_version_4_is_not_mistaken_for_the_copy_in_version_2(
     absent: None, install: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +23,13 @@ from bcg_backends.flashinfer import (
     PlanArrays,
     PlanSlot,
 )
-from bcg_core import AttentionSpec, BackendLimits, BackendOptionError
+from bcg_core import (
+    AttentionSpec,
+    BackendLimits,
+    BackendOptionError,
+    BackendUnavailableError,
+    PrefillBatch,
+)
 from bcg_core.registry import create_backend
 
 MakeScene = Callable[..., Any]
@@ -95,7 +101,6 @@ class Wrapper:
         assert q.shape[1:] == (plan["num_qo_heads"], plan["head_dim_qk"])
         result = torch.empty(q.shape, dtype=q.dtype) if out is None else out
         assert result.is_contiguous(), "strides of out are ignored"
-        q = q.clone()
         self.library.stream.queue(lambda: self._write(result, compute))
         return result
 
@@ -665,3 +670,18 @@ def test_gpus_without_kernels_are_refused(
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_cpu_is_refused(kernel: type[FlashInferBackend]) -> None:
     assert kernel.unsupported(SPEC, CPU) == "devices: runs on cuda, not on cpu"
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("nvcc not found"), FileNotFoundError("ninja")])
+def test_kernels_that_cannot_be_compiled_make_it_unavailable(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    backend = object.__new__(FlashInferFA2)
+    monkeypatch.setattr(backend, "spec", "this shape", raising=False)
+
+    def run(batch: PrefillBatch) -> None:
+        raise failure
+
+    with pytest.raises(BackendUnavailableError, match="CUDA_HOME") as caught:
+        backend.warm_up([cast("PrefillBatch", None)], run)
+    assert caught.value.__cause__ is failure

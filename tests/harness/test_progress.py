@@ -33,8 +33,13 @@ def test_a_matrix_tells_of_references_capture_and_cases(small_model: LlamaModel)
     cases = builtin_cases(buckets)[:2]
     source = RandomTokens(small_model.spec.vocab_size)
     Matrix(small_model, cases, buckets, source, progress=log).check("mask", MaskBackend)
-    assert log.phases == [("computing references", 2), ("capturing", 4), ("mask", 2)]
-    assert log.done == [2, 4, 2]
+    assert log.phases == [
+        ("computing references", 2),
+        ("capturing", 4),
+        ("warming up mask", 1),
+        ("mask", 2),
+    ]
+    assert log.done == [2, 4, 0, 2]
 
 
 def test_the_bar_shows_the_phase_at_hand() -> None:

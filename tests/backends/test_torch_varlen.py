@@ -1,0 +1,253 @@
+"""The adapter of torch's variable-length kernel, on stand-ins with the signatures of two releases.
+
+Shape letters: R real tokens, S keys of all requests, N query heads, K KV heads, H head dim.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.attention.varlen
+from torch import Tensor
+
+from bcg_backends.torch_varlen import TorchVarlenBackend
+from bcg_backends.varlen import KeySource
+from bcg_core import AttentionSpec
+
+MakeScene = Callable[..., Any]
+Gpu = Callable[[tuple[int, int] | None], None]
+Given = dict[str, Any]
+
+
+class Library:
+    """Stand in for ``varlen_attn``, and keep the named arguments of every call."""
+
+    def __init__(self, math: Any) -> None:
+        self.math = math
+        self.calls: list[Given] = []
+
+    def old(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seq_q: Tensor,
+        cu_seq_k: Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        return_aux: Any = None,
+        scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+    ) -> Tensor:
+        """Of torch 2.11."""
+        return self.compute({name: given for name, given in locals().items() if name != "self"})
+
+    def new(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seq_q: Tensor,
+        cu_seq_k: Tensor | None,
+        max_q: int,
+        max_k: int,
+        *,
+        return_aux: Any = None,
+        scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        enable_gqa: bool = False,
+        seqused_k: Tensor | None = None,
+        block_table: Tensor | None = None,
+        num_splits: int | None = None,
+    ) -> Tensor:
+        """Of torch 2.13."""
+        if query.shape[1] != key.shape[1] and not enable_gqa:
+            raise ValueError("Expect query and key/value to have the same number of heads")
+        return self.compute({name: given for name, given in locals().items() if name != "self"})
+
+    def compute(self, given: Given) -> Tensor:
+        self.calls.append(given)
+        assert given["return_aux"] is None
+        # Only these two windows are known here: everything, and everything up to the token itself.
+        causal = {(-1, -1): False, (-1, 0): True}[given["window_size"]]
+        arrays = [given[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k")]
+        result: Tensor = self.math.flat(
+            *arrays,
+            scale=given["scale"],
+            max_new=given["max_q"],
+            max_kv=given["max_k"],
+            causal=causal,
+        )
+        return result
+
+
+RELEASES = ["old", "new"]
+
+
+@pytest.fixture(params=RELEASES)
+def library(
+    request: pytest.FixtureRequest, varlen_math: Any, monkeypatch: pytest.MonkeyPatch
+) -> Library:
+    found = Library(varlen_math)
+    kernel = getattr(found, request.param)
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", kernel)
+    return found
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """Return the relative error in the L2 norm."""
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+CASES: dict[str, list[tuple[int, int]]] = {
+    "one_token": [(0, 1)],
+    "two_requests": [(0, 8), (0, 5)],
+    "one_token_behind_a_prefix_each": [(5, 1), (40, 1), (300, 1)],
+    "a_prefix_of_one": [(1, 6)],
+    "mixed": [(0, 3), (127, 1), (128, 4), (1, 1), (0, 1), (17, 8)],
+}
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
+def test_the_kernel_is_told_what_the_result_needs(
+    make_scene: MakeScene, library: Library, lengths: list[tuple[int, int]], page_size: int
+) -> None:
+    scene = make_scene(lengths, page_size=page_size)
+    assert error(scene.attend(scene.make(TorchVarlenBackend)), scene.expected()) < 1e-6
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (8, 1), (9, 3)], ids=str)
+@pytest.mark.parametrize("lengths", [[(0, 3)], [(19, 6)]], ids=["new", "prefix"])
+def test_head_layouts_are_told(
+    make_scene: MakeScene, library: Library, heads: tuple[int, int], lengths: list[tuple[int, int]]
+) -> None:
+    scene = make_scene(lengths, heads=heads)
+    assert error(scene.attend(scene.make(TorchVarlenBackend)), scene.expected()) < 1e-6
+
+
+def test_each_layer_reads_its_own_keys_and_values(make_scene: MakeScene, library: Library) -> None:
+    scene = make_scene([(19, 6)])
+    found = scene.attend(scene.make(TorchVarlenBackend), 1)
+    assert error(found, scene.expected(layer=1)) < 1e-6
+
+
+def test_the_arrays_of_a_bucket_serve_as_well(make_scene: MakeScene, library: Library) -> None:
+    scene = make_scene([(0, 3), (40, 5)])
+    backend = scene.make(TorchVarlenBackend)
+    metadata = backend.update_bucket_metadata(backend.init_bucket_metadata(64), scene.batch)
+    assert error(scene.attend(backend, metadata=metadata), scene.expected()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("heads", "expected"), [((4, 4), False), ((8, 2), True), ((8, 1), True)], ids=str
+)
+@pytest.mark.parametrize("library", ["new"], indirect=True)
+def test_grouped_heads_are_named_where_that_is_asked_for(
+    make_scene: MakeScene, library: Library, heads: tuple[int, int], expected: bool
+) -> None:
+    scene = make_scene([(0, 3)], heads=heads)
+    scene.attend(scene.make(TorchVarlenBackend))
+    assert library.calls[0]["enable_gqa"] is expected
+
+
+@pytest.mark.parametrize("lengths", [[(0, 3)], [(19, 6)]], ids=["new", "prefix"])
+def test_the_window_is_causal(
+    make_scene: MakeScene, library: Library, lengths: list[tuple[int, int]]
+) -> None:
+    scene = make_scene(lengths)
+    scene.attend(scene.make(TorchVarlenBackend))
+    assert library.calls[0]["window_size"] == (-1, 0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.05])
+def test_the_scale_of_the_spec_is_told(
+    make_scene: MakeScene, library: Library, scale: float
+) -> None:
+    scene = make_scene([(0, 3)])
+    scene = replace(scene, spec=replace(scene.spec, scale=scale))
+    scene.attend(scene.make(TorchVarlenBackend))
+    assert library.calls[0]["scale"] == scale
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 128, 256])
+def test_cached_keys_are_gathered_from_pages_of_any_size(
+    make_scene: MakeScene, library: Library, page_size: int
+) -> None:
+    scene = make_scene([(19, 6)], page_size=page_size)
+    metadata = scene.make(TorchVarlenBackend).init_forward_metadata(scene.batch)
+    assert metadata.source is KeySource.GATHERED
+
+
+def test_new_rows_are_attended_over_where_they_are(make_scene: MakeScene, library: Library) -> None:
+    scene = make_scene([(0, 3), (0, 2)])
+    scene.attend(scene.make(TorchVarlenBackend))
+    (given,) = library.calls
+    found = [
+        given[name] is tensor
+        for name, tensor in (("query", scene.q_RNH), ("key", scene.k_RKH), ("value", scene.v_RKH))
+    ]
+    assert found == [True] * 3
+
+
+def test_out_is_left_to_the_core(make_scene: MakeScene, library: Library) -> None:
+    scene = make_scene([(0, 3)])
+    out = torch.full(scene.q_RNH.shape, 7.0)
+    assert scene.attend(scene.make(TorchVarlenBackend), out=out) is not out
+    assert (out == 7).all()
+
+
+def test_a_backend_that_leaves_out_to_the_core_says_so() -> None:
+    assert not TorchVarlenBackend.capabilities.supports_out
+
+
+def test_the_installed_torch_takes_the_arguments_of_a_stand_in() -> None:
+    installed = signature(torch.nn.attention.varlen.varlen_attn).parameters
+    release = "new" if "enable_gqa" in installed else "old"
+    stand_in = signature(getattr(Library(None), release)).parameters
+    assert [name for name in installed if name in stand_in] == list(stand_in)
+
+
+# Limits
+
+SPEC = AttentionSpec(
+    num_heads=8, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16, page_size=16, scale=0.125
+)
+
+
+def test_torch_alone_is_enough() -> None:
+    assert TorchVarlenBackend.unavailable() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"head_dim": 8}, None),
+        ({"head_dim": 256}, None),
+        ({"page_size": 7}, None),
+        ({"dtype": torch.float16}, None),
+        ({"head_dim": 20}, "head_dims: takes multiples of 8 up to 256, not 20"),
+        ({"head_dim": 264}, "head_dims: takes multiples of 8 up to 256, not 264"),
+        ({"dtype": torch.float32}, "dtypes: takes bfloat16, float16, not float32"),
+    ],
+    ids=str,
+)
+def test_declared_limits_are_kept(gpu: Gpu, changes: dict[str, Any], reason: str | None) -> None:
+    gpu((9, 0))
+    assert TorchVarlenBackend.unsupported(replace(SPEC, **changes), torch.device("cuda")) == reason
+
+
+def test_the_cpu_is_refused() -> None:
+    reason = TorchVarlenBackend.unsupported(SPEC, torch.device("cpu"))
+    assert reason == "devices: runs on cuda, not on cpu"
+
+
+def test_old_gpus_are_refused(gpu: Gpu) -> None:
+    gpu((7, 5))
+    reason = TorchVarlenBackend.unsupported(SPEC, torch.device("cuda"))
+    assert reason == "min_compute_capability: needs (8, 0), this GPU has (7, 5)"
