@@ -89,7 +89,7 @@ class XFormersBackend(AttentionBackend):
             k_RKH = keys.index_select(0, metadata.slots_S)
             v_RKH = values.index_select(0, metadata.slots_S)
         groups = self.spec.group_size
-        q_1RKGH = q_RNH.unflatten(1, (self.spec.num_kv_heads, groups))[None]
+        q_1RKGH = q_RNH.view(1, -1, self.spec.num_kv_heads, groups, self.spec.head_dim)
         result: Tensor = self._attend(
             q_1RKGH,
             _expand(k_RKH, groups),
@@ -98,12 +98,12 @@ class XFormersBackend(AttentionBackend):
             scale=self.spec.scale,
             op=self._operator,
         )
-        return result[0].flatten(1, 2)
+        return result.view(q_RNH.shape)
 
 
 def _expand(kv_SKH: Tensor, groups: int) -> Tensor:
     """Return ``[1, S, K, G, H]`` in which the G query heads of a group share memory."""
-    return kv_SKH[None, :, :, None].expand(-1, -1, -1, groups, -1)
+    return kv_SKH.unsqueeze(2).expand(1, -1, -1, groups, -1)
 
 
 def _extension_error() -> str | None:
