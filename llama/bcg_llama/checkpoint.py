@@ -36,14 +36,12 @@ class Checkpoint:
     def copy_to(
         self, weights: LlamaWeights, progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Copy every tensor into ``weights``, converting dtype and device on the way.
+        """Copy every tensor into ``weights``, converting dtype and device on the way; ``check`` it first.
 
-        ``progress`` is called with the tensors copied so far and their total. Raises CheckpointError before anything
-        is copied when a tensor is missing, unknown or of the wrong shape, and at the end when the head should be tied
-        to the embedding but differs from it.
+        ``progress`` is called with the tensors copied so far and their total. Raises CheckpointError at the end when
+        the head should be tied to the embedding but differs from it.
         """
         targets = dict(weights.named_tensors())
-        self._check(targets)
         tied_head: Tensor | None = None
         done = 0
         for name, tensor in self.tensors():
@@ -62,9 +60,13 @@ class Checkpoint:
                 f"{EMBEDDING} differ; correct tie_word_embeddings or remove {HEAD}"
             )
 
-    def _check(self, targets: Mapping[str, Tensor]) -> None:
-        """Compare names and shapes with those that the model needs, and report every difference of one kind."""
-        needed = {name: tuple(tensor.shape) for name, tensor in targets.items()}
+    def check(self) -> None:
+        """Compare names and shapes with those that the configured model needs, before memory is spent on it.
+
+        Raises CheckpointError with every difference of one kind.
+        """
+        shapes = LlamaWeights.empty(self.config, dtype=self.dtype, device=torch.device("meta"))
+        needed = {name: tuple(tensor.shape) for name, tensor in shapes.named_tensors()}
         if missing := needed.keys() - self.shapes.keys():
             hint = "; is the head tied (tie_word_embeddings)?" if missing == {HEAD} else ""
             raise CheckpointError(f"{self.path}: {listed('missing tensor', missing)}{hint}")

@@ -5,6 +5,7 @@ read here or refused: RoPE scaling, and tensors that its Llama does not have.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,7 +59,10 @@ def open_gguf(path: Path, dtype: torch.dtype | None) -> Checkpoint:
     rope = _rope_parameters(path, reader)
     divisors = next((t.data for t in reader.tensors if t.name == "rope_freqs.weight"), None)
     try:
-        model = LlamaForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
+        with _no_progress_bars():
+            model = LlamaForCausalLM.from_pretrained(
+                str(path.parent), gguf_file=path.name, dtype=dtype
+            )
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path}: transformers cannot read it: {error}") from error
     raw = {**model.config.to_dict(), "quantization_config": None, "rope_parameters": rope}
@@ -80,9 +84,23 @@ def open_gguf(path: Path, dtype: torch.dtype | None) -> Checkpoint:
     )
 
 
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars of its own, into logs or across the caller's."""
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
 def _needs(path: Path, package: str | None) -> CheckpointError:
     return CheckpointError(
-        f"{path}: reading GGUF needs {package}: pip install 'breakable-cuda-graph[gguf]'"
+        f"{path}: reading GGUF needs {package}: install the extra 'gguf', as in pip install '.[gguf]'"
     )
 
 

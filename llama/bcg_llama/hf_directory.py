@@ -45,18 +45,25 @@ def open_hf_directory(directory: Path) -> Checkpoint:
 
     return Checkpoint(
         path=directory,
-        config=LlamaConfig.from_hf(raw),
+        config=_configuration(directory / "config.json", raw),
         dtype=_configured_dtype(raw) or DTYPES[stored.get(EMBEDDING, "F32")],
         shapes=shapes,
         tensors=read,
     )
 
 
+def _configuration(path: Path, raw: Mapping[str, Any]) -> LlamaConfig:
+    try:
+        return LlamaConfig.from_hf(raw)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
 def _configured_dtype(raw: Mapping[str, Any]) -> torch.dtype | None:
     """Return the dtype that transformers 5 calls ``dtype`` and transformers 4 ``torch_dtype``, if it is named."""
     name = raw.get("dtype") or raw.get("torch_dtype")
     possible = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
-    if name is not None and name not in possible:
+    if name is not None and (not isinstance(name, str) or name not in possible):
         raise CheckpointError(f"dtype is {name!r}; possible are {', '.join(possible)}")
     return possible.get(name) if name is not None else None
 
@@ -75,7 +82,10 @@ def _weight_files(directory: Path) -> list[Path]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: no weight_map that names the file of each tensor")
-    files = [directory / name for name in sorted(set(weight_map.values()))]
+    names = set(map(str, weight_map.values()))
+    if outside := sorted(name for name in names if name != Path(name).name):
+        raise CheckpointError(f"{index}: {outside[0]!r} is no file of this directory")
+    files = [directory / name for name in sorted(names)]
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(
             f"{directory}: missing {len(missing)} of {len(files)} files that {index.name} names: "

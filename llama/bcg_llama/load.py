@@ -47,6 +47,7 @@ def load_llama(
         raise CheckpointError(f"max_positions is {max_positions}, expected at least 1")
     local, device = _resolve(path), torch.device(device)
     checkpoint = open_gguf(local, dtype) if local.is_file() else open_hf_directory(local)
+    checkpoint.check()
     config = checkpoint.config
     if max_positions is not None:
         config = replace(config, max_positions=min(max_positions, config.max_positions))
@@ -71,7 +72,7 @@ def load_tokenizer(path: str | Path) -> Any:
         extra = "gguf" if local.is_file() else "hf"
         raise CheckpointError(
             f"{path}: a tokenizer needs {error.name or 'more packages'} ({error}): "
-            f"pip install 'breakable-cuda-graph[{extra}]'"
+            f"install the extra {extra!r}, as in pip install '.[{extra}]'"
         ) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: transformers finds no tokenizer: {error}") from error
@@ -100,7 +101,7 @@ def _download(hub_id: str) -> Path:
     except ImportError as error:
         raise CheckpointError(
             f"{hub_id}: no such directory, and a download from the hub needs {error.name}: "
-            "pip install 'breakable-cuda-graph[hf]'"
+            "install the extra 'hf', as in pip install '.[hf]'"
         ) from error
     try:
         return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))

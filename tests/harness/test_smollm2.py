@@ -25,7 +25,7 @@ def text(tmp_path: Path) -> Path:
 # Raised inside gguf and transformers, which read the file.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_gguf_checkpoint_passes_on_a_text(text: Path) -> None:
-    pytest.importorskip("gguf", reason="needs gguf: pip install 'breakable-cuda-graph[gguf]'")
+    pytest.importorskip("gguf", reason="needs the extra 'gguf'")
     cases = ["--case", "two-requests", "--case", "two-chunks", "--case", "one-token"]
     result = CliRunner().invoke(
         app, ["check", "--model", GGUF, "--text", str(text), "--buckets", "16,64", *cases]

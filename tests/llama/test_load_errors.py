@@ -1,5 +1,6 @@
 """Every way a checkpoint can be wrong is a CheckpointError that says what and where."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,9 @@ MESSAGES = {
     "unknown-rope": "unknown rope type 'spiral'; possible are default, linear",
     "dynamic-rope": "depends on the length of each request",
     "unknown-dtype": "dtype is 'float8_e4m3fn'; possible are bfloat16, float16, float32",
-    "other-model": "model_type is 'gpt2'",
+    "dtype-is-a-list": r"dtype is \['bfloat16'\]; possible are",
+    "other-model": "config.json: model_type is 'gpt2'",
+    "index-names-another-directory": r"'../model-00001.safetensors' is no file of this directory",
     "missing-shard": "missing 1 of 3 files .* names: model-00002.safetensors",
     "truncated-shard": "model-00002.safetensors: not a complete safetensors file",
     "truncated-file": "model.safetensors: not a complete safetensors file",
@@ -58,6 +61,7 @@ def broken(write: Callable[..., Path], damage: str) -> Path:
         "unknown-rope": {"config": {"rope_parameters": {"rope_type": "spiral"}}},
         "dynamic-rope": {"config": {"rope_parameters": {"rope_type": "dynamic"}}},
         "unknown-dtype": {"config": {"dtype": "float8_e4m3fn"}},
+        "dtype-is-a-list": {"config": {"dtype": ["bfloat16"]}},
         "other-model": {"config": {"model_type": "gpt2", "architectures": None}},
     }
     path = write(
@@ -78,6 +82,8 @@ def broken(write: Callable[..., Path], damage: str) -> Path:
         index.write_text("{")
     elif damage == "index-without-map":
         index.write_text("{}")
+    elif damage == "index-names-another-directory":
+        index.write_text(json.dumps({"weight_map": {Q0: "../model-00001.safetensors"}}))
     elif damage == "no-config":
         (path / "config.json").unlink()
     elif damage == "config-is-no-json":
@@ -124,7 +130,7 @@ def test_hub_id_without_huggingface_hub_gives_an_install_hint(
     load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(CheckpointError, match=r"pip install 'breakable-cuda-graph\[hf\]'"):
+    with pytest.raises(CheckpointError, match=r"pip install '.\[hf\]'"):
         load("org/name")
 
 
