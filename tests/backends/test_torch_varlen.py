@@ -65,23 +65,32 @@ class Library:
         num_splits: int | None = None,
     ) -> Tensor:
         """Of torch 2.13."""
-        if query.shape[1] != key.shape[1] and not enable_gqa:
+        if query.shape[1] != key.shape[-2] and not enable_gqa:
             raise ValueError("Expect query and key/value to have the same number of heads")
         return self.compute({name: given for name, given in locals().items() if name != "self"})
+
+    def new_out(self, out: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Of torch 2.13, writing ``out``."""
+        return out.copy_(self.new(*arguments, **options))
 
     def compute(self, given: Given) -> Tensor:
         self.calls.append(given)
         assert given["return_aux"] is None
         # Only these two windows are known here: everything, and everything up to the token itself.
         causal = {(-1, -1): False, (-1, 0): True}[given["window_size"]]
-        arrays = [given[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k")]
-        result: Tensor = self.math.flat(
-            *arrays,
-            scale=given["scale"],
-            max_new=given["max_q"],
-            max_kv=given["max_k"],
-            causal=causal,
-        )
+        options = {
+            "scale": given["scale"],
+            "max_new": given["max_q"],
+            "max_kv": given["max_k"],
+            "causal": causal,
+        }
+        keys = [given[name] for name in ("query", "key", "value", "cu_seq_q")]
+        result: Tensor
+        if given.get("block_table") is None:
+            result = self.math.flat(*keys, given["cu_seq_k"], **options)
+        else:
+            assert given["key"].shape[1] % 256 == 0, "the kernel reads pages of multiples of 256"
+            result = self.math.paged(*keys, given["seqused_k"], given["block_table"], **options)
         return result
 
 
@@ -95,6 +104,11 @@ def library(
     found = Library(varlen_math)
     kernel = getattr(found, request.param)
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", kernel)
+    monkeypatch.delattr(torch.nn.attention.varlen, "varlen_attn_out", raising=False)
+    if request.param == "new":
+        monkeypatch.setattr(
+            torch.nn.attention.varlen, "varlen_attn_out", found.new_out, raising=False
+        )
     return found
 
 
@@ -174,13 +188,24 @@ def test_the_scale_of_the_spec_is_told(
     assert library.calls[0]["scale"] == scale
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 128, 256])
-def test_cached_keys_are_gathered_from_pages_of_any_size(
-    make_scene: MakeScene, library: Library, page_size: int
+@pytest.mark.parametrize(
+    ("library", "page_size", "source"),
+    [
+        ("old", 1, KeySource.GATHERED),
+        ("old", 256, KeySource.GATHERED),
+        ("new", 16, KeySource.GATHERED),
+        ("new", 128, KeySource.GATHERED),
+        ("new", 256, KeySource.PAGES),
+        ("new", 512, KeySource.PAGES),
+    ],
+    indirect=["library"],
+)
+def test_pages_are_read_where_torch_can(
+    make_scene: MakeScene, library: Library, page_size: int, source: KeySource
 ) -> None:
     scene = make_scene([(19, 6)], page_size=page_size)
     metadata = scene.make(TorchVarlenBackend).init_forward_metadata(scene.batch)
-    assert metadata.source is KeySource.GATHERED
+    assert metadata.source is source
 
 
 def test_new_rows_are_attended_over_where_they_are(make_scene: MakeScene, library: Library) -> None:
@@ -194,15 +219,50 @@ def test_new_rows_are_attended_over_where_they_are(make_scene: MakeScene, librar
     assert found == [True] * 3
 
 
-def test_out_is_left_to_the_core(make_scene: MakeScene, library: Library) -> None:
+@pytest.mark.parametrize("library", ["old"], indirect=True)
+def test_out_is_left_to_the_core_where_torch_cannot_write_it(
+    make_scene: MakeScene, library: Library
+) -> None:
     scene = make_scene([(0, 3)])
     out = torch.full(scene.q_RNH.shape, 7.0)
     assert scene.attend(scene.make(TorchVarlenBackend), out=out) is not out
     assert (out == 7).all()
 
 
-def test_a_backend_that_leaves_out_to_the_core_says_so() -> None:
-    assert not TorchVarlenBackend.capabilities.supports_out
+@pytest.mark.parametrize("lengths", [[(0, 3)], [(19, 6)]], ids=["new", "prefix"])
+@pytest.mark.parametrize("library", ["new"], indirect=True)
+def test_out_is_written_where_torch_can(
+    make_scene: MakeScene, library: Library, lengths: list[tuple[int, int]]
+) -> None:
+    scene = make_scene(lengths, page_size=256)
+    out = torch.full(scene.q_RNH.shape, 7.0)
+    assert scene.attend(scene.make(TorchVarlenBackend), out=out) is out
+    assert error(out, scene.expected()) < 1e-6
+
+
+@pytest.mark.parametrize("library", ["new"], indirect=True)
+def test_one_split_is_asked_for_where_that_is_possible(
+    make_scene: MakeScene, library: Library
+) -> None:
+    scene = make_scene([(0, 3)])
+    scene.attend(scene.make(TorchVarlenBackend))
+    assert library.calls[0]["num_splits"] == 1
+
+
+def test_the_kernel_is_never_told_of_a_longest_request_below_2(
+    make_scene: MakeScene, library: Library
+) -> None:
+    scene = make_scene([(0, 1), (0, 1)])
+    scene.attend(scene.make(TorchVarlenBackend))
+    assert library.calls[0]["max_q"] == 2
+
+
+def test_the_record_says_what_the_installed_torch_can() -> None:
+    record = TorchVarlenBackend.capabilities
+    installed = torch.nn.attention.varlen
+    assert record.supports_out == hasattr(installed, "varlen_attn_out")
+    pages = "block_table" in signature(installed.varlen_attn).parameters
+    assert record.preferred_page_multiple == (256 if pages else 1)
 
 
 def test_the_installed_torch_takes_the_arguments_of_a_stand_in() -> None:
