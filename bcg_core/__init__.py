@@ -2,13 +2,14 @@
 
 from bcg_core.attention import causal_attention
 from bcg_core.backend import AttentionBackend, Capabilities, Metadata
-from bcg_core.batch import Chunk, DeviceIndices, PrefillBatch
+from bcg_core.batch import Chunk, PrefillBatch
 from bcg_core.boundary import BoundaryBuffers, BoundaryRows
 from bcg_core.breaks import Break, break_graph, eager_on_graph
 from bcg_core.buckets import Admission, TokenBuckets
 from bcg_core.context import ForwardContext, Phase
 from bcg_core.cpu_engine import CPUSegmentEngine
 from bcg_core.cuda_engine import CUDASegmentEngine
+from bcg_core.device_indices import DeviceIndices
 from bcg_core.engine import Segment, SegmentEngine, engine_for
 from bcg_core.errors import (
     BackendContractError,

@@ -6,12 +6,21 @@ Shape letters: B requests, R real (new) tokens of all requests, W pages of the l
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from bcg_core.batch_checks import check_lengths, check_slots, pack_page_table
+from bcg_core.batch_checks import (
+    check_lengths,
+    check_sequences,
+    check_slots,
+    index_tensor,
+    integer,
+    integers,
+    pack_page_table,
+)
+from bcg_core.device_indices import DeviceIndices, flat_slots
 from bcg_core.errors import BatchError
 from bcg_core.kv_cache import KVSequence, PagedKVCache
 
@@ -45,9 +54,9 @@ class PrefillBatch:
         positions_R: int64 on the host; position in its request.
         slot_mapping_R: int64 on the host; the flat KV slot that each new token is written to.
         page_table_BW: int32 on the host; page numbers of each request, padded with page 0.
-        num_pages: pages of the cache that the batch was made for.
-        page_size: tokens a page.
+        kv_cache: the cache that the batch was made for.
         device: where the device copies live.
+        pages: page numbers of each request, without padding; empty for scratch.
         sequences: the requests' page holders, or empty when the batch was built from arrays.
     """
 
@@ -57,9 +66,9 @@ class PrefillBatch:
     positions_R: Tensor
     slot_mapping_R: Tensor
     page_table_BW: Tensor
-    num_pages: int
-    page_size: int
+    kv_cache: PagedKVCache
     device: torch.device
+    pages: tuple[tuple[int, ...], ...] = ()
     sequences: tuple[KVSequence, ...] = ()
 
     def __post_init__(self) -> None:
@@ -81,30 +90,40 @@ class PrefillBatch:
     def from_chunks(cls, chunks: Sequence[Chunk], kv_cache: PagedKVCache) -> "PrefillBatch":
         """Lay out ``chunks`` as one batch, taking pages from ``kv_cache`` as needed.
 
-        Raises BatchError naming the request for an empty chunk or a prefix that is not cached, and KVCacheError when
-        pages run out; pages already taken stay with their sequence.
+        Raises BatchError naming the request for tokens that are no integers, an empty chunk, a prefix that is not
+        cached and a sequence that is there twice, and KVCacheError when pages run out. Pages that were taken are given
+        back then.
         """
-        prefix_lens: list[int] = []
-        for number, chunk in enumerate(chunks):
-            cached = chunk.sequence.cached
-            prefix = cached if chunk.prefix_len is None else chunk.prefix_len
-            if not 0 <= prefix <= cached:
-                raise BatchError(
-                    f"request {number}: a prefix of {prefix} tokens was asked for, {cached} are cached"
-                )
-            prefix_lens.append(prefix)
-        new_lens = [len(chunk.token_ids) for chunk in chunks]
+        sequences = tuple(chunk.sequence for chunk in chunks)
+        prefix_lens = [
+            chunk.sequence.cached
+            if chunk.prefix_len is None
+            else integer(chunk.prefix_len, f"request {number}: prefix_len")
+            for number, chunk in enumerate(chunks)
+        ]
+        check_sequences(sequences, prefix_lens)
+        token_ids = [
+            index_tensor(chunk.token_ids, f"request {number}: token_ids")
+            for number, chunk in enumerate(chunks)
+        ]
+        new_lens = [len(ids) for ids in token_ids]
         check_lengths(new_lens, prefix_lens, len(chunks))
-        for chunk, new, prefix in zip(chunks, new_lens, prefix_lens, strict=True):
-            kv_cache.extend(chunk.sequence, prefix + new)
-        return cls.build(
-            input_ids=_concatenate([chunk.token_ids for chunk in chunks]),
-            new_lens=new_lens,
-            prefix_lens=prefix_lens,
-            page_table=[chunk.sequence.pages for chunk in chunks],
-            kv_cache=kv_cache,
-            sequences=tuple(chunk.sequence for chunk in chunks),
-        )
+        held = [len(sequence.pages) for sequence in sequences]
+        try:
+            for sequence, new, prefix in zip(sequences, new_lens, prefix_lens, strict=True):
+                kv_cache.extend(sequence, prefix + new)
+            return cls.build(
+                input_ids=torch.cat(token_ids) if token_ids else (),
+                new_lens=new_lens,
+                prefix_lens=prefix_lens,
+                page_table=[sequence.pages for sequence in sequences],
+                kv_cache=kv_cache,
+                sequences=sequences,
+            )
+        except BaseException:
+            for sequence, count in zip(reversed(sequences), reversed(held), strict=True):
+                kv_cache.trim(sequence, count)
+            raise
 
     @classmethod
     def build(
@@ -115,7 +134,6 @@ class PrefillBatch:
         page_table: Sequence[Sequence[int]],
         kv_cache: PagedKVCache,
         prefix_lens: Sequence[int] | None = None,
-        slot_mapping: Sequence[int] | Tensor | None = None,
         sequences: tuple[KVSequence, ...] = (),
     ) -> "PrefillBatch":
         """Check arrays of a flat batch and put them on the device of ``kv_cache``.
@@ -123,35 +141,31 @@ class PrefillBatch:
         Args:
             input_ids: R token ids, request after request.
             new_lens: new tokens of each request.
-            page_table: page numbers of each request, enough for its prefix and new tokens.
+            page_table: page numbers of each request, enough for its prefix and new tokens; slots follow from them.
             kv_cache: gives page size, page numbers and device; nothing is written.
             prefix_lens: cached tokens of each request; default 0.
-            slot_mapping: R flat slots to write to; default follows from the page table.
-            sequences: the requests' page holders, if the caller has them.
+            sequences: the requests' page holders, if the caller has them; the page table must be theirs.
 
         Raises BatchError, naming the request, when anything does not add up.
         """
-        prefixes = tuple(prefix_lens if prefix_lens is not None else [0] * len(new_lens))
-        news = tuple(new_lens)
+        news = integers(new_lens, "new_lens")
+        prefixes = (0,) * len(news) if prefix_lens is None else integers(prefix_lens, "prefix_lens")
         check_lengths(news, prefixes, len(page_table))
         if sequences and len(sequences) != len(news):
             raise BatchError(f"{len(sequences)} sequences were given for {len(news)} requests")
-        input_ids_R = torch.as_tensor(input_ids, dtype=torch.int64)
+        input_ids_R = index_tensor(input_ids, "input_ids")
         if sum(news) != len(input_ids_R):
             raise BatchError(
                 f"new lengths add up to {sum(news)} tokens, but there are {len(input_ids_R)} token ids"
             )
-        page_table_BW = pack_page_table(page_table, news, prefixes, kv_cache)
+        pages, page_table_BW = pack_page_table(page_table, news, prefixes, kv_cache)
+        check_sequences(sequences, prefixes, pages)
         new_B = torch.tensor(news, dtype=torch.int64)
         owners_R = torch.repeat_interleave(torch.arange(len(news)), new_B)
         skipped_B = torch.tensor(prefixes, dtype=torch.int64) - (new_B.cumsum(0) - new_B)
         positions_R = torch.arange(len(owners_R)) + skipped_B[owners_R]
-        size = kv_cache.page_size
-        if slot_mapping is None:
-            slots_R = _flat_slots(page_table_BW, owners_R, positions_R, size)
-        else:
-            slots_R = torch.as_tensor(slot_mapping, dtype=torch.int64)
-        check_slots(slots_R, owners_R, kv_cache)
+        slots_R = flat_slots(page_table_BW, owners_R, positions_R, kv_cache.page_size)
+        check_slots(slots_R, owners_R)
         return cls(
             new_lens=news,
             prefix_lens=prefixes,
@@ -159,9 +173,9 @@ class PrefillBatch:
             positions_R=positions_R,
             slot_mapping_R=slots_R,
             page_table_BW=page_table_BW,
-            num_pages=kv_cache.num_pages,
-            page_size=size,
+            kv_cache=kv_cache,
             device=kv_cache.device,
+            pages=pages,
             sequences=sequences,
         )
 
@@ -179,13 +193,19 @@ class PrefillBatch:
             new_lens=tuple(new_lens),
             prefix_lens=(prefix_len,) * len(new_lens),
             input_ids_R=torch.zeros(total, dtype=torch.int64),
-            positions_R=_concatenate([range(prefix_len, prefix_len + n) for n in new_lens]),
+            positions_R=torch.cat(
+                [torch.arange(0), *(torch.arange(prefix_len, prefix_len + n) for n in new_lens)]
+            ),
             slot_mapping_R=torch.zeros(total, dtype=torch.int64),
             page_table_BW=torch.zeros(len(new_lens), width, dtype=torch.int32),
-            num_pages=kv_cache.num_pages,
-            page_size=kv_cache.page_size,
+            kv_cache=kv_cache,
             device=kv_cache.device,
         )
+
+    @property
+    def page_size(self) -> int:
+        """Return the tokens a page."""
+        return self.kv_cache.page_size
 
     @property
     def num_requests(self) -> int:
@@ -223,7 +243,7 @@ class PrefillBatch:
         return max(self.kv_lens, default=0)
 
     @cached_property
-    def on_device(self) -> "DeviceIndices":
+    def on_device(self) -> DeviceIndices:
         """Return the index arrays on the device, copied there at first use, in one transfer."""
         return DeviceIndices.of(self)
 
@@ -237,60 +257,4 @@ class PrefillBatch:
         requests_B = torch.arange(self.num_requests, device=self.device)
         owners = torch.repeat_interleave(requests_B, lens_B, output_size=total)
         positions = torch.arange(total, device=self.device) - self.on_device.cu_kv_lens[owners]
-        return _flat_slots(self.on_device.page_table_BW, owners, positions, self.page_size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceIndices:
-    """Hold a batch's index arrays on the device, int32 and contiguous; read-only, owned by the batch.
-
-    Attributes:
-        cu_new_lens: B + 1 offsets of new tokens.
-        cu_kv_lens: B + 1 offsets of keys.
-        kv_lens: B key counts.
-        page_table_BW: pages of each request.
-    """
-
-    cu_new_lens: Tensor
-    cu_kv_lens: Tensor
-    kv_lens: Tensor
-    page_table_BW: Tensor
-
-    @classmethod
-    def of(cls, batch: PrefillBatch) -> "DeviceIndices":
-        """Copy the index arrays of ``batch`` to its device."""
-        host = [
-            torch.tensor(batch.cu_new_lens, dtype=torch.int32),
-            torch.tensor(batch.cu_kv_lens, dtype=torch.int32),
-            torch.tensor(batch.kv_lens, dtype=torch.int32),
-            batch.page_table_BW.flatten(),
-        ]
-        packed = torch.cat([_aligned(part) for part in host]).to(batch.device)
-        offsets = accumulate((_aligned(part).numel() for part in host), initial=0)
-        cu_new, cu_kv, kv, pages = (
-            packed[offset : offset + part.numel()]
-            for offset, part in zip(offsets, host, strict=False)
-        )
-        return cls(
-            cu_new_lens=cu_new,
-            cu_kv_lens=cu_kv,
-            kv_lens=kv,
-            page_table_BW=pages.view(batch.page_table_BW.shape),
-        )
-
-
-def _aligned(indices: Tensor, elements: int = 4) -> Tensor:
-    """Pad to a multiple of 16 bytes, so that every array of a packed transfer starts aligned."""
-    return torch.nn.functional.pad(indices, (0, -indices.numel() % elements))
-
-
-def _flat_slots(page_table_BW: Tensor, owners: Tensor, positions: Tensor, size: int) -> Tensor:
-    """Return the int64 flat slot of each (request, position)."""
-    pages = page_table_BW[owners, positions // size].to(torch.int64)
-    return pages * size + positions % size
-
-
-def _concatenate(token_ids: Sequence[Sequence[int] | Tensor]) -> Tensor:
-    if any(isinstance(ids, Tensor) for ids in token_ids):
-        return torch.cat([torch.as_tensor(ids, dtype=torch.int64) for ids in token_ids])
-    return torch.tensor(list(chain.from_iterable(token_ids)), dtype=torch.int64)
+        return flat_slots(self.on_device.page_table_BW, owners, positions, self.page_size)

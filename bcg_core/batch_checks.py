@@ -3,13 +3,82 @@
 Shape letters: B requests, R real (new) tokens, W pages of the longest request.
 """
 
+from array import array
 from collections.abc import Sequence
+from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bcg_core.errors import BatchError
-from bcg_core.kv_cache import PagedKVCache
+from bcg_core.kv_cache import KVSequence, PagedKVCache
+
+_INDEX_TYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def integer(value: Any, what: str) -> int:
+    """Return ``value`` as an int of 64 bits; refuses everything that is no integer, naming it as ``what``."""
+    try:
+        number = index(value)
+    except TypeError as error:
+        raise BatchError(f"{what} is {value!r}, but must be an integer") from error
+    if not -(2**63) <= number < 2**63:
+        raise BatchError(f"{what} is {value!r}, which does not fit 64 bits")
+    return number
+
+
+def integers(values: Sequence[int] | Tensor, what: str) -> tuple[int, ...]:
+    """Return ``values`` as ints, one a request; refuses everything that is no integer, naming the request."""
+    given: Any = values
+    if isinstance(values, Tensor):
+        given = index_tensor(values, what).tolist()
+    try:
+        items = enumerate(given)
+    except TypeError as error:
+        raise BatchError(f"{what} is {values!r}, but must be integers, one a request") from error
+    return tuple(integer(value, f"request {number}: {what}") for number, value in items)
+
+
+def index_tensor(values: Sequence[int] | Tensor, what: str) -> Tensor:
+    """Return ``values`` as one row of int64; refuses other shapes and anything that is no integer."""
+    if isinstance(values, Tensor):
+        if values.dim() != 1 or values.dtype not in _INDEX_TYPES:
+            raise BatchError(
+                f"{what} must be one row of integers, not {tuple(values.shape)} of {values.dtype}"
+            )
+        return values.to(torch.int64)
+    try:
+        # Not torch.tensor, which cuts floats off. By their iterator, bytes are numbers too.
+        row = array("q", values if isinstance(values, list) else iter(values))
+    except (TypeError, OverflowError) as error:
+        raise BatchError(f"{what} must be one row of integers of 64 bits: {error}") from error
+    return torch.frombuffer(row, dtype=torch.int64) if row else torch.empty(0, dtype=torch.int64)
+
+
+def check_sequences(
+    sequences: Sequence[KVSequence],
+    prefix_lens: Sequence[int],
+    pages: Sequence[tuple[int, ...]] = (),
+) -> None:
+    """Refuse a sequence that is there twice, a prefix that is not cached, and ``pages`` that are not the sequence's."""
+    seen: set[KVSequence] = set()
+    for number, (sequence, prefix) in enumerate(zip(sequences, prefix_lens, strict=False)):
+        if sequence in seen:
+            raise BatchError(f"request {number}: its sequence is in the batch twice")
+        seen.add(sequence)
+        if not 0 <= prefix <= sequence.cached:
+            raise BatchError(
+                f"request {number}: a prefix of {prefix} tokens was asked for, {sequence.cached} are cached"
+            )
+    for number, (sequence, used) in enumerate(zip(sequences, pages, strict=False)):
+        if not holds(sequence, used):
+            raise BatchError(f"request {number}: its page table is not that of its sequence")
+
+
+def holds(sequence: KVSequence, pages: tuple[int, ...]) -> bool:
+    """Tell whether ``pages`` are the first pages of ``sequence``."""
+    return tuple(sequence.pages[: len(pages)]) == pages
 
 
 def check_lengths(new_lens: Sequence[int], prefix_lens: Sequence[int], requests: int) -> None:
@@ -33,48 +102,45 @@ def pack_page_table(
     new_lens: Sequence[int],
     prefix_lens: Sequence[int],
     kv_cache: PagedKVCache,
-) -> Tensor:
-    """Return ``[B, W]`` int32 with the pages each request needs, padded with page 0.
+) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
+    """Return the pages that each request needs, and the same as ``[B, W]`` int32, padded with page 0.
 
-    Refuses requests whose pages are too few, or not among those of the cache.
+    Refuses requests whose pages are too few, not among those of the cache, or there twice.
     """
-    lens = [prefix + new for prefix, new in zip(prefix_lens, new_lens, strict=True)]
-    needed = [-(-length // kv_cache.page_size) for length in lens]
-    width = max(needed, default=0)
-    for number, (pages, need) in enumerate(zip(page_table, needed, strict=True)):
-        if len(pages) < need:
+    rows: list[tuple[int, ...]] = []
+    for number, (pages, new, prefix) in enumerate(
+        zip(page_table, new_lens, prefix_lens, strict=True)
+    ):
+        need = -(-(prefix + new) // kv_cache.page_size)
+        given: Any = pages
+        listed = index_tensor(given, f"request {number}: page table")
+        if len(listed) < need:
             raise BatchError(
-                f"request {number}: {lens[number]} tokens need {need} pages of {kv_cache.page_size} tokens, "
-                f"its page table has {len(pages)}"
+                f"request {number}: {prefix + new} tokens need {need} pages of {kv_cache.page_size} tokens, "
+                f"its page table has {len(listed)}"
             )
-    rows = [
-        [*pages[:need], *[0] * (width - need)]
-        for pages, need in zip(page_table, needed, strict=True)
-    ]
-    packed_BW = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), width)
-    used_BW = torch.arange(width) < torch.tensor(needed, dtype=torch.int64)[:, None]
-    outside = (used_BW & ((packed_BW < 1) | (packed_BW >= kv_cache.num_pages))).nonzero()
-    if len(outside):
-        number, column = outside[0].tolist()
-        raise BatchError(
-            f"request {number}: page {int(packed_BW[number, column])} is not among pages 1 to "
-            f"{kv_cache.num_pages - 1} of the KV cache (page 0 is reserved for padding)"
-        )
-    return packed_BW.to(torch.int32)
+        row = tuple(listed[:need].tolist() if isinstance(given, Tensor) else given[:need])
+        _check_pages(number, row, kv_cache)
+        rows.append(row)
+    width = max(map(len, rows), default=0)
+    padded = [[*row, *[0] * (width - len(row))] for row in rows]
+    return tuple(rows), torch.tensor(padded, dtype=torch.int32).reshape(len(rows), width)
 
 
-def check_slots(slots_R: Tensor, owners_R: Tensor, kv_cache: PagedKVCache) -> None:
-    """Refuse slots that are too few, outside the cache, reserved, or written twice."""
-    if len(slots_R) != len(owners_R):
-        raise BatchError(f"{len(slots_R)} slots were given for {len(owners_R)} new tokens")
-    first, last = kv_cache.page_size, kv_cache.num_slots - 1
-    outside = ((slots_R < first) | (slots_R > last)).nonzero()
-    if len(outside):
-        row = int(outside[0])
+def _check_pages(number: int, pages: Sequence[int], kv_cache: PagedKVCache) -> None:
+    if min(pages) < 1 or max(pages) >= kv_cache.num_pages:
+        wrong = next(page for page in pages if not 1 <= page < kv_cache.num_pages)
         raise BatchError(
-            f"request {int(owners_R[row])}: slot {int(slots_R[row])} is not among slots {first} to {last} "
-            "of the KV cache (page 0 is reserved for padding)"
+            f"request {number}: page {wrong} is not among pages 1 to {kv_cache.num_pages - 1} of the KV cache "
+            "(page 0 is reserved for padding)"
         )
+    if len(set(pages)) < len(pages):
+        twice = next(page for page in pages if pages.count(page) > 1)
+        raise BatchError(f"request {number}: page {twice} is in its page table twice")
+
+
+def check_slots(slots_R: Tensor, owners_R: Tensor) -> None:
+    """Refuse slots that two requests write."""
     sorted_R, order_R = slots_R.sort(stable=True)
     repeated = (sorted_R[1:] == sorted_R[:-1]).nonzero()
     if len(repeated):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from bcg_core.breaks import eager_on_graph
-from bcg_core.errors import BackendContractError
+from bcg_core.errors import BackendContractError, CaptureError
 
 if TYPE_CHECKING:
     from bcg_core.backend import AttentionBackend
@@ -56,6 +56,16 @@ class ForwardContext:
         self.metadata: Any = None
         self.forwards = 0
         self.output_copies = 0
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Explain why ``io`` and ``slot_mapping_T`` are missing before the first ``begin``."""
+            if name in ("io", "slot_mapping_T"):
+                raise CaptureError(
+                    f"this context has no {name} yet: begin() a forward first, or let PrefillRunner do it"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def begin(
         self, phase: Phase, buffers: "BoundaryBuffers", padded: int, slot_mapping_T: Tensor

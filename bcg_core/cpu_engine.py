@@ -22,6 +22,10 @@ class CPUSegmentEngine(SegmentEngine):
     integers, True for booleans) and in-place writes do not happen. Replay runs the operations again into the same
     memory, bit-equal to running them eagerly. Segments keep all their intermediate tensors; a CUDA pool would reuse
     that memory.
+
+    Not refused, though a CUDA capture refuses it, because every tensor lives on the CPU: naming the CPU in a copy
+    (``x.to("cpu")``, ``host.copy_(x)``), and naming the device for a number (``torch.tensor(3.0, device=x.device)``).
+    Without a device, a number is a constant that lies on the host on both; only here may it not be read back.
     """
 
     def __init__(self) -> None:

@@ -171,6 +171,9 @@ class CPURecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._operations is None:
             return func(*args, **kwargs)
+        if func is _aten.detach_.default:
+            # Concerns autograd alone; torch.tensor(3.0), a constant here as on CUDA, ends with it.
+            return func(*args, **kwargs)
         self._refuse_host_reads(func, args, kwargs)
         if _decomposes(func):
             # Not func.decompose(), which prefers Python decompositions: they need not have the bits of the kernel.

@@ -1,7 +1,7 @@
 """A graph that is broken by Python: recorded segments with recorded calls between them."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import Token
 from functools import partial
 from types import TracebackType
@@ -10,6 +10,7 @@ from typing import Any
 from bcg_core.breaks import BreakRecorder, active_recorder
 from bcg_core.engine import Segment, SegmentEngine
 from bcg_core.errors import CaptureError, NestedCaptureError
+from bcg_core.notes import add_note, noting
 from bcg_core.outputs import FrozenOutput
 
 
@@ -30,7 +31,7 @@ class RecordedBreak:
         try:
             result = self._call()
         except BaseException as error:
-            error.add_note(f"raised at replay in break {self.index} ({self.name})")
+            add_note(error, f"raised at replay in break {self.index} ({self.name})")
             raise
         self._output.accept(result)
 
@@ -135,9 +136,10 @@ class BreakableCUDAGraphCapture(BreakRecorder):
                 return
             if failure is not None:
                 raise CaptureError(
-                    "the capture failed at a break, and the code being captured swallowed the exception"
+                    "the capture failed at a break or before it, and the code being captured swallowed the exception"
                 ) from failure
-            segments.append(self._engine.end())
+            with noting(f"raised at capture in segment {len(segments)}"):
+                segments.append(self._engine.end())
         self.graph.publish(segments, breaks)
 
     def _leave(self) -> None:
@@ -152,19 +154,28 @@ class BreakableCUDAGraphCapture(BreakRecorder):
         if self._in_break:
             return fn(*args, **kwargs)
         if self._failure is not None:
-            raise CaptureError("the capture has failed at an earlier break") from self._failure
+            raise CaptureError("the capture has failed already") from self._failure
         index = len(self._breaks)
+        with self._blaming(f"segment {index}"):
+            self._segments.append(self._engine.end())
         self._in_break = True
         try:
-            self._segments.append(self._engine.end())
-            result = fn(*args, **kwargs)
-            recorded = RecordedBreak(index, name, partial(fn, *args, **kwargs), result)
-            self._engine.begin()
-        except BaseException as error:
-            self._failure = error
-            error.add_note(f"raised at capture in break {index} ({name})")
-            raise
+            with self._blaming(f"break {index} ({name})"):
+                result = fn(*args, **kwargs)
+                recorded = RecordedBreak(index, name, partial(fn, *args, **kwargs), result)
         finally:
             self._in_break = False
         self._breaks.append(recorded)
+        with self._blaming(f"segment {index + 1}"):
+            self._engine.begin()
         return result
+
+    @contextmanager
+    def _blaming(self, place: str) -> Iterator[None]:
+        """Let the capture fail with whatever is raised inside, and note on it where that was."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            add_note(error, f"raised at capture in {place}")
+            raise

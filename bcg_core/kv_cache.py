@@ -47,6 +47,7 @@ class PagedKVCache:
         self._flat_keys = [keys.flatten(0, 1) for keys in self._keys]
         self._flat_values = [values.flatten(0, 1) for values in self._values]
         self._free = list(range(num_pages - 1, 0, -1))
+        self._given: set[int] = set()
 
     @property
     def device(self) -> torch.device:
@@ -92,10 +93,27 @@ class PagedKVCache:
                 f"{len(self._free)} of {self.num_pages - 1} are free: free a sequence or make the cache larger"
             )
         for _ in range(missing):
-            sequence.pages.append(self._free.pop())
+            page = self._free.pop()
+            self._given.add(page)
+            sequence.pages.append(page)
+
+    def trim(self, sequence: KVSequence, pages: int) -> None:
+        """Take back what ``sequence`` holds beyond its first ``pages`` pages.
+
+        Contents stay until overwritten. Raises KVCacheError, and takes nothing, for a page that nobody was given.
+        """
+        taken = sequence.pages[pages:]
+        if not self._given.issuperset(taken) or len(set(taken)) < len(taken):
+            strange = [page for page in taken if page not in self._given] or sorted(taken)
+            raise KVCacheError(
+                f"pages {strange} cannot be taken back: each must have been given out by this KV cache, and comes back "
+                "once"
+            )
+        self._given.difference_update(taken)
+        self._free.extend(reversed(taken))
+        sequence.pages = sequence.pages[:pages]
+        sequence.cached = min(sequence.cached, pages * self.page_size)
 
     def free(self, sequence: KVSequence) -> None:
-        """Take the pages of ``sequence`` back; it is empty afterwards. Contents stay until overwritten."""
-        self._free.extend(reversed(sequence.pages))
-        sequence.pages = []
-        sequence.cached = 0
+        """Take all pages of ``sequence`` back; it is empty afterwards. Errors as in ``trim``."""
+        self.trim(sequence, 0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bcg_core.backend import AttentionBackend
+from bcg_core.backend import AttentionBackend, Capabilities
 from bcg_core.errors import (
     BackendLoadError,
     BackendOptionError,
@@ -58,7 +58,7 @@ class BackendRegistry:
         point = points[0]
         try:
             loaded = point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise BackendLoadError(
                 name, f"entry point {point.value!r} of {_owner(point)} failed to load: {error!r}"
             ) from error
@@ -75,6 +75,12 @@ class BackendRegistry:
                 name,
                 f"entry point {point.value!r} of {_owner(point)} does not define {', '.join(undefined)}",
             )
+        if not isinstance(loaded.capabilities, Capabilities):
+            raise BackendLoadError(
+                name,
+                f"entry point {point.value!r} of {_owner(point)} has capabilities that are no Capabilities: "
+                f"{loaded.capabilities!r}",
+            )
         return loaded
 
     def create(
@@ -90,7 +96,7 @@ class BackendRegistry:
         Raises, besides what ``load`` raises, BackendUnavailableError with the install hint, UnsupportedSpecError naming
         the limit, and BackendOptionError for options the backend does not take.
         """
-        return create_backend(self.load(name), spec, limits, device, **options)
+        return _create(name, self.load(name), spec, limits, device, options)
 
 
 def create_backend(
@@ -101,26 +107,43 @@ def create_backend(
     **options: Any,
 ) -> AttentionBackend:
     """Make a backend from its class, or the one it selects; errors as in ``BackendRegistry.create``."""
-    backend, options = backend.select(options)
+    return _create(backend.name, backend, spec, limits, device, options)
+
+
+def _create(
+    asked: str,
+    backend: type[AttentionBackend],
+    spec: AttentionSpec,
+    limits: BackendLimits,
+    device: torch.device,
+    options: Mapping[str, Any],
+) -> AttentionBackend:
+    try:
+        backend, left = backend.select(options)
+    except BackendOptionError as error:
+        if error.backend != asked:
+            error.add_note(f"asked for as {asked!r}")
+        raise
+    # Errors carry the name that was asked for, which need not be that of the class that serves it.
+    which = "" if backend.name == asked else f"{backend.name}: "
     missing = backend.unavailable()
     if missing is not None:
-        raise BackendUnavailableError(backend.name, missing)
+        raise BackendUnavailableError(asked, which + missing)
     reason = backend.unsupported(spec, device)
     if reason is not None:
-        raise UnsupportedSpecError(backend.name, reason)
+        raise UnsupportedSpecError(asked, which + reason)
     try:
-        signature(backend).bind(spec, limits, device, **options)
+        signature(backend).bind(spec, limits, device, **left)
     except TypeError as error:
-        raise BackendOptionError(backend.name, f"options {sorted(options)}: {error}") from error
-    return backend(spec, limits, device, **options)
+        raise BackendOptionError(asked, f"{which}options {sorted(left)}: {error}") from error
+    return backend(spec, limits, device, **left)
 
 
 def _installed() -> dict[str, list[EntryPoint]]:
-    points: dict[str, dict[tuple[str, str], EntryPoint]] = {}
+    points: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        # The same distribution can be on the path twice (an editable install and its build); count it once.
-        points.setdefault(point.name, {})[_owner(point), point.value] = point
-    return {name: list(found.values()) for name, found in points.items()}
+        points.setdefault(point.name, []).append(point)
+    return points
 
 
 def _owner(point: EntryPoint) -> str:

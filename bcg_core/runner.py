@@ -3,7 +3,7 @@
 Shape letters: T bucket (padded) tokens, R real tokens, B requests, D model dim, V vocabulary.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -16,10 +16,11 @@ from bcg_core.batch import PrefillBatch
 from bcg_core.buckets import Admission, TokenBuckets
 from bcg_core.context import ForwardContext, Phase
 from bcg_core.engine import SegmentEngine, engine_for
-from bcg_core.errors import BatchError, CaptureError, UnsupportedSpecError
+from bcg_core.errors import CaptureError, UnsupportedSpecError
 from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
 from bcg_core.kv_cache import PagedKVCache
 from bcg_core.model import PrefillModel
+from bcg_core.notes import noting
 from bcg_core.registry import BackendRegistry
 from bcg_core.results import (
     CapturedBucket,
@@ -28,7 +29,9 @@ from bcg_core.results import (
     PrefillResult,
     RunnerStats,
 )
+from bcg_core.runner_checks import as_mode, check_batch, check_cache, check_not_capturing
 from bcg_core.spec import AttentionSpec, BackendLimits
+from bcg_core.warm_up import warm_up_batches
 from bcg_core.workspace import StaticInputs, Workspace
 
 Progress = Callable[[int, int], None]
@@ -54,6 +57,9 @@ class PrefillRunner:
         max_requests: most requests of a batch.
         engine: records the segments; default is the one for the model's device.
 
+    Raises KVCacheError for a cache that does not fit the model, BucketError for buckets that make no ladder, ValueError
+    for less than one request, and what ``BackendRegistry.create`` raises for a backend.
+
     Attributes:
         context: what segments and breaks share.
         workspace: fixed-address memory of the forwards.
@@ -68,14 +74,21 @@ class PrefillRunner:
         backend: AttentionBackend | str,
         *,
         backend_options: dict[str, Any] | None = None,
-        buckets: TokenBuckets | None = None,
+        buckets: Iterable[int] | None = None,
         max_requests: int = 256,
         engine: SegmentEngine | None = None,
     ) -> None:
+        check_cache(kv_cache, model.spec)
+        if max_requests < 1:
+            raise ValueError(
+                f"max_requests is {max_requests}, but a batch has at least one request"
+            )
         slots = kv_cache.num_slots - kv_cache.page_size
         self.model = model
         self.kv_cache = kv_cache
-        self.buckets = buckets or TokenBuckets.ladder(min(2048, slots))
+        self.buckets = (
+            TokenBuckets.ladder(min(2048, slots)) if buckets is None else TokenBuckets(buckets)
+        )
         self.limits = BackendLimits(
             max_tokens=max(slots, self.buckets[-1]),
             max_requests=max_requests,
@@ -129,7 +142,10 @@ class PrefillRunner:
 
         Args:
             progress: called after each warm-up and each capture.
+
+        Raises CaptureError when there are graphs already, and NestedCaptureError inside a capture.
         """
+        check_not_capturing("capture")
         if self.graphs:
             raise CaptureError("this runner has captured already: call release() first")
         report = progress or (lambda done, total: None)
@@ -137,7 +153,7 @@ class PrefillRunner:
         started = perf_counter()
         failed: dict[int, str] = {}
         for done, size in enumerate(sizes):
-            with _noting_out_of_memory(failed, size), self.engine.warming_up():
+            with _attempting("in warm-up of", size, failed), self.engine.warming_up():
                 self._run_model(Phase.WARM_UP, self.workspace, size)
             report(done + 1, 2 * len(sizes))
         warmed = perf_counter()
@@ -145,7 +161,7 @@ class PrefillRunner:
         captured: list[CapturedBucket] = []
         for done, size in enumerate(sizes):
             if size not in failed:
-                with _noting_out_of_memory(failed, size):
+                with _attempting("at capture of", size, failed):
                     graphs[size], bucket = self._capture_bucket(size)
                     captured.append(bucket)
             report(len(sizes) + done + 1, 2 * len(sizes))
@@ -189,7 +205,7 @@ class PrefillRunner:
         self,
         batch: PrefillBatch,
         *,
-        mode: Mode = Mode.BREAKABLE,
+        mode: Mode | str = Mode.BREAKABLE,
         sample: Callable[[Tensor], Tensor] = greedy,
     ) -> PrefillResult:
         """Run the new tokens of ``batch`` through the model, filling their KV slots.
@@ -199,12 +215,15 @@ class PrefillRunner:
 
         Args:
             batch: made for this runner's KV cache.
-            mode: how to execute.
+            mode: how to execute, as a Mode or its value.
             sample: maps logits ``[B, V]`` to tokens ``[B]``.
 
-        Raises BatchError, naming the request, for tokens or lengths that the model or the cache cannot hold.
+        Raises BatchError, naming the request, for tokens or lengths that the model or the cache cannot hold and for a
+        sequence that changed since the batch was made; NestedCaptureError inside a capture; ValueError for no mode.
         """
-        self._check(batch)
+        check_not_capturing("prefill")
+        mode = as_mode(mode)
+        check_batch(batch, self.kv_cache, self.model.spec, self.limits)
         admission = self._admission(batch, mode)
         padded = self._padded(batch, mode, admission)
         workspace = self.workspace
@@ -254,17 +273,20 @@ class PrefillRunner:
     ) -> None:
         inputs = workspace.inputs(padded)
         workspace.load(batch, inputs)
-        if admission.bucket is None:
-            metadata = self._backend.init_forward_metadata(batch)
-            self._begin(Phase.EAGER, workspace, inputs)
-            self.context.bind(batch, self._backend, metadata)
-            self._compute(workspace, inputs)
-            return
-        prepared = self._bucket_metadata[self._backend][admission.bucket]
-        metadata = self._backend.update_bucket_metadata(prepared, batch)
-        self._begin(Phase.REPLAY, workspace, inputs)
+        metadata = self._prepare(batch, admission)
+        self._begin(Phase.EAGER if admission.bucket is None else Phase.REPLAY, workspace, inputs)
         self.context.bind(batch, self._backend, metadata)
-        self.graphs[admission.bucket].replay()
+        if admission.bucket is None:
+            self._compute(workspace, inputs)
+        else:
+            self.graphs[admission.bucket].replay()
+
+    def _prepare(self, batch: PrefillBatch, admission: Admission) -> Metadata:
+        backend = self._backend
+        if admission.bucket is None:
+            return backend.init_forward_metadata(batch)
+        prepared = self._bucket_metadata[backend][admission.bucket]
+        return backend.update_bucket_metadata(prepared, batch)
 
     def _begin(self, phase: Phase, workspace: Workspace, inputs: StaticInputs) -> None:
         self.context.begin(
@@ -287,21 +309,17 @@ class PrefillRunner:
         """Warm ``backend`` up for the buckets ``sizes`` and make its metadata of each."""
         if backend in self._bucket_metadata:
             return
-        # Kernels differ behind a prefix: warm both up for every bucket.
-        prefix = self.kv_cache.page_size if backend.capabilities.cached_prefix else 0
-        batches = [
-            PrefillBatch.scratch(
-                _split(size, self.limits.max_context - prefix_len),
-                self.kv_cache,
-                prefix_len=prefix_len,
-            )
-            for size in sorted(sizes, reverse=True)
-            for prefix_len in sorted({0, min(prefix, self.limits.max_context - 1)})
-        ]
-        backend.warm_up(batches, lambda batch: self._attend_scratch(backend, batch))
-        self._bucket_metadata[backend] = {
-            size: backend.init_bucket_metadata(size) for size in sizes
-        }
+        batches = warm_up_batches(
+            sizes,
+            self.limits,
+            self.kv_cache,
+            cached_prefix=backend.capabilities.cached_prefix,
+        )
+        with noting(f"raised in warm-up of backend {backend.name!r}"):
+            backend.warm_up(batches, lambda batch: self._attend_scratch(backend, batch))
+        with noting(f"raised while making bucket metadata of backend {backend.name!r}"):
+            metadata = {size: backend.init_bucket_metadata(size) for size in sizes}
+        self._bucket_metadata[backend] = metadata
 
     def _attend_scratch(self, backend: AttentionBackend, batch: PrefillBatch) -> None:
         metadata = backend.init_forward_metadata(batch)
@@ -309,51 +327,12 @@ class PrefillRunner:
         out = rows.out_TNH if backend.capabilities.supports_out else None
         backend.forward(rows.q_TNH, rows.k_TKH, rows.v_TKH, self.kv_cache, 0, metadata, out)
 
-    def _check(self, batch: PrefillBatch) -> None:
-        cache = self.kv_cache
-        made_for = (batch.num_pages, batch.page_size, batch.device)
-        if made_for != (cache.num_pages, cache.page_size, cache.device):
-            raise BatchError(
-                f"the batch was made for {batch.num_pages} pages of {batch.page_size} tokens on {batch.device}, this "
-                f"runner's cache has {cache.num_pages} of {cache.page_size} on {cache.device}"
-            )
-        if batch.num_requests > self.limits.max_requests:
-            raise BatchError(
-                f"{batch.num_requests} requests, at most {self.limits.max_requests} fit: "
-                "split the batch, or raise max_requests"
-            )
-        for number, length in enumerate(batch.kv_lens):
-            if length > self.model.spec.max_positions:
-                raise BatchError(
-                    f"request {number}: {length} tokens with its prefix, but the model's RoPE table has "
-                    f"{self.model.spec.max_positions} positions"
-                )
-        vocab_size = self.model.spec.vocab_size
-        row = _first_outside(batch.input_ids_R, vocab_size)
-        if row is not None:
-            owner = next(b for b, end in enumerate(batch.cu_new_lens[1:]) if row < end)
-            raise BatchError(
-                f"request {owner}: token id {int(batch.input_ids_R[row])} is not in the vocabulary of {vocab_size}"
-            )
-
 
 @contextmanager
-def _noting_out_of_memory(failed: dict[int, str], size: int) -> Iterator[None]:
-    """Make a bucket that runs out of memory an entry of ``failed``."""
+def _attempting(what: str, size: int, failed: dict[int, str]) -> Iterator[None]:
+    """Make a bucket that runs out of memory an entry of ``failed``; note on other errors which bucket it was."""
     try:
-        yield
+        with noting(f"raised {what} bucket {size}"):
+            yield
     except torch.OutOfMemoryError as error:
         failed[size] = f"out of memory: {error}"
-
-
-def _first_outside(ids_R: Tensor, vocab_size: int) -> int | None:
-    """Return the first row whose token id is not in ``[0, vocab_size)``; None when all are."""
-    if not len(ids_R) or (int(ids_R.min()) >= 0 and int(ids_R.max()) < vocab_size):
-        return None
-    return int(((ids_R < 0) | (ids_R >= vocab_size)).nonzero()[0])
-
-
-def _split(tokens: int, longest: int) -> list[int]:
-    """Split ``tokens`` into requests of at most ``longest``."""
-    full, rest = divmod(tokens, longest)
-    return [longest] * full + [rest] * (rest > 0)

@@ -23,8 +23,8 @@ class TorchVarlenBackend(VarlenBackend):
     """Serve 16-bit types on CUDA with torch alone, one launch a layer.
 
     torch 2.11 neither writes ``out`` nor reads pages, so results are copied and cached keys gathered. Newer releases
-    have an entry that writes ``out``, take page tables and a number of splits, and want grouped heads named. What exists
-    is read off the installed functions.
+    have an entry that writes ``out``, take page tables and a number of splits, and want grouped heads named. What there
+    is, is read off the installed functions.
     """
 
     name = "torch_varlen"

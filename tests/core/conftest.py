@@ -220,6 +220,7 @@ def make_runner(
     def make(
         *,
         model: ToyModel | None = None,
+        kv_cache: PagedKVCache = kv_cache,
         backend: AttentionBackend | None = None,
         buckets: Sequence[int] = (8, 16),
         captured: bool = True,

@@ -71,7 +71,8 @@ BY_HAND: dict[str, tuple[Callable[[PrefillBatch], Any], Any]] = {
     "positions": (lambda b: b.positions_R.tolist(), [5, 6, 7, 0, 1]),
     "slot_mapping": (lambda b: b.slot_mapping_R.tolist(), [29, 30, 31, 8, 9]),
     "page_table": (lambda b: b.page_table_BW.tolist(), [[3, 7], [2, 0]]),
-    "num_pages": (lambda b: b.num_pages, 9),
+    "num_pages": (lambda b: b.kv_cache.num_pages, 9),
+    "pages": (lambda b: b.pages, ((3, 7), (2,))),
     "page_size": (lambda b: b.page_size, 4),
     "device": (lambda b: b.device, torch.device("cpu")),
     "sequences": (lambda b: b.sequences, ()),
@@ -90,16 +91,6 @@ def test_a_prefix_is_zero_unless_given(cache: PagedKVCache) -> None:
     batch = build(cache, prefix_lens=None)
     assert batch.prefix_lens == (0, 0)
     assert batch.slot_mapping_R.tolist() == [12, 13, 14, 8, 9]
-
-
-def test_a_slot_mapping_may_be_given(cache: PagedKVCache) -> None:
-    assert build(cache, slot_mapping=[35, 34, 33, 32, 4]).slot_mapping_R.tolist() == [
-        35,
-        34,
-        33,
-        32,
-        4,
-    ]
 
 
 def test_pages_beyond_what_is_needed_are_left_out(cache: PagedKVCache) -> None:
@@ -329,20 +320,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"prefix_lens": [0, 0], "page_table": [[3], [3]]},
         "request 1: slot 12 is used twice, request 0 writes it too",
     ),
-    "too_few_slots": ({"slot_mapping": [4, 5]}, "2 slots were given for 5 new tokens"),
-    "slot_of_the_reserved_page": (
-        {"slot_mapping": [4, 5, 6, 7, 3]},
-        "request 1: slot 3 is not among slots 4 to 35 of the KV cache",
-    ),
-    "slot_beyond_the_cache": ({"slot_mapping": [36, 5, 6, 7, 8]}, "request 0: slot 36 is not"),
-    "negative_slot": ({"slot_mapping": [4, -5, 6, 7, 8]}, "request 0: slot -5 is not among"),
-    "slot_twice_in_a_request": (
-        {"slot_mapping": [4, 5, 4, 7, 8]},
-        "request 0: slot 4 is used twice, request 0 writes it too",
-    ),
-    "slot_in_two_requests": (
-        {"slot_mapping": [4, 5, 6, 7, 5]},
-        "request 1: slot 5 is used twice, request 0 writes it too",
+    "page_twice_in_a_request": (
+        {"page_table": [[3, 3], [2]]},
+        "request 0: page 3 is in its page table twice",
     ),
     "sequences_of_other_requests": (
         {"sequences": (KVSequence(),)},
@@ -394,15 +374,17 @@ def test_refused_chunks_take_no_pages(cache: PagedKVCache) -> None:
 
 def test_a_sequence_that_is_in_a_batch_twice_is_refused(cache: PagedKVCache) -> None:
     sequence = KVSequence()
-    with pytest.raises(BatchError, match=r"request 1: slot \d+ is used twice, request 0"):
+    with pytest.raises(BatchError, match="request 1: its sequence is in the batch twice"):
         PrefillBatch.from_chunks(
             [Chunk(token_ids=[1], sequence=sequence), Chunk(token_ids=[2], sequence=sequence)],
             cache,
         )
 
 
-def test_pages_that_run_out_stay_with_the_sequences_that_got_them(cache: PagedKVCache) -> None:
+def test_when_pages_run_out_those_that_were_taken_are_given_back(cache: PagedKVCache) -> None:
     first, second = KVSequence(), KVSequence()
+    cache.extend(first, 8)
+    held = list(first.pages)
     with pytest.raises(KVCacheError, match="13 tokens need 4 more pages"):
         PrefillBatch.from_chunks(
             [
@@ -411,10 +393,24 @@ def test_pages_that_run_out_stay_with_the_sequences_that_got_them(cache: PagedKV
             ],
             cache,
         )
-    assert len(first.pages) == 5
-    assert second.pages == []
+    assert (first.pages, second.pages, cache.free_pages) == (held, [], 6)
     cache.free(first)
     assert cache.free_pages == 8
+
+
+def test_chunks_that_are_refused_late_give_their_pages_back(cache: PagedKVCache) -> None:
+    one, strange = KVSequence(cached=2), KVSequence(pages=[99], cached=2)
+    cache.extend(one, 2)
+    with pytest.raises(BatchError, match="request 1: page 99 is not among pages 1 to 8"):
+        PrefillBatch.from_chunks(
+            [
+                Chunk(token_ids=range(9), sequence=one),
+                Chunk(token_ids=range(9), sequence=strange),
+            ],
+            cache,
+        )
+    assert (len(one.pages), one.cached, cache.free_pages) == (1, 2, 7)
+    assert (strange.pages, strange.cached) == ([99], 2)
 
 
 # Any lengths

@@ -203,6 +203,16 @@ def test_an_exception_in_a_break_at_replay_reaches_the_caller_as_raised(
     assert caught.value.__notes__ == ["raised at replay in break 1 (the break)"]
 
 
+def test_an_exception_that_is_raised_again_is_noted_once(capture: Capture) -> None:
+    breaks = Failing()
+    graph, _ = capture(breaks.call)
+    breaks.error = MistakeError()
+    for _ in range(2):
+        with pytest.raises(MistakeError) as caught:
+            graph.replay()
+    assert caught.value.__notes__ == ["raised at replay in break 0 (the break)"]
+
+
 def test_an_exception_at_replay_ends_the_replay_there(capture: Capture) -> None:
     breaks, x = Failing(), torch.zeros(1)
     graph, _ = capture(lambda: (x.add_(1), breaks.call(), x.add_(10)))
@@ -254,7 +264,7 @@ def test_after_a_swallowed_failure_the_next_break_is_refused(capture: Capture) -
         break_graph()
 
     error = MistakeError()
-    with pytest.raises(CaptureError, match="failed at an earlier break") as caught:
+    with pytest.raises(CaptureError, match="the capture has failed already") as caught:
         capture(run)
     assert caught.value.__cause__ is error
 
@@ -267,7 +277,17 @@ def test_a_swallowed_host_read_fails_at_the_next_break(capture: Capture) -> None
     with pytest.raises(CaptureError, match="became invalid") as caught:
         capture(run)
     assert isinstance(caught.value.__cause__, HostReadError)
-    assert caught.value.__notes__ == ["raised at capture in break 0 (break_graph)"]
+    assert caught.value.__notes__ == ["raised at capture in segment 0"]
+
+
+def test_a_swallowed_host_read_in_the_last_segment_is_noted_with_it(capture: Capture) -> None:
+    def run() -> None:
+        break_graph()
+        quietly(lambda: torch.ones(1).item())
+
+    with pytest.raises(CaptureError, match="became invalid") as caught:
+        capture(run)
+    assert caught.value.__notes__ == ["raised at capture in segment 1"]
 
 
 def test_an_operation_error_that_is_swallowed_is_no_failure(capture: Capture) -> None:
@@ -405,7 +425,8 @@ def test_an_engine_that_fails_to_begin_after_a_break_is_aborted() -> None:
 
     engine = FailsSecond("")
     graph = BreakableCUDAGraph(engine)
-    with pytest.raises(MistakeError), BreakableCUDAGraphCapture(graph):
+    with pytest.raises(MistakeError) as caught, BreakableCUDAGraphCapture(graph):
         break_graph()
+    assert caught.value.__notes__ == ["raised at capture in segment 1"]
     assert engine.calls == ["begin", "end", "begin", "abort"]
     assert not graph.captured

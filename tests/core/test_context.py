@@ -15,6 +15,7 @@ from bcg_core import (
     AttentionBackend,
     BackendContractError,
     BoundaryBuffers,
+    CaptureError,
     ForwardContext,
     PagedKVCache,
     Phase,
@@ -36,6 +37,27 @@ def workspace(toy_model: Callable[[], Any]) -> Workspace:
 @pytest.fixture
 def buffers(workspace: Workspace) -> BoundaryBuffers:
     return workspace.boundary
+
+
+@pytest.mark.parametrize("name", ["io", "slot_mapping_T"])
+def test_a_context_that_was_not_begun_says_so(kv_cache: PagedKVCache, name: str) -> None:
+    with pytest.raises(
+        CaptureError, match=rf"no {name} yet: begin\(\) a forward first, or let Pre"
+    ):
+        getattr(ForwardContext(kv_cache), name)
+
+
+def test_a_model_that_is_captured_with_a_context_that_was_not_begun_says_so(
+    kv_cache: PagedKVCache, toy_model: Callable[[], Any], capture: Callable[..., Any]
+) -> None:
+    ids_T = torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(CaptureError, match="let PrefillRunner do it"):
+        capture(toy_model().forward, ids_T, ids_T, ForwardContext(kv_cache))
+
+
+def test_a_context_has_no_other_attributes(kv_cache: PagedKVCache) -> None:
+    with pytest.raises(AttributeError, match="'ForwardContext' object has no attribute 'ios'"):
+        _ = ForwardContext(kv_cache).ios
 
 
 def test_the_toy_model_is_a_prefill_model(toy_model: Callable[[], Any]) -> None:

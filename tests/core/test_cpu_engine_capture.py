@@ -496,6 +496,18 @@ def test_host_data_made_a_tensor_in_a_segment_is_refused(
         capture(make, floats(3, 4))
 
 
+@pytest.mark.parametrize("number", [3.0, 3, True], ids=str)
+def test_a_number_made_a_tensor_in_a_segment_is_a_constant(capture: Capture, number: Any) -> None:
+    def run(x: Tensor) -> Tensor:
+        return x * torch.tensor(number) + 1
+
+    x = floats(3, 4)
+    graph, result = capture(run, x)
+    x.add_(2)
+    graph.replay()
+    assert torch.equal(result, run(x))
+
+
 GEOMETRY: dict[str, Callable[[Tensor], Any]] = {
     "resize_": lambda x: x.resize_(2, 2),
     "resize_as_": lambda x: x.resize_as_(x[:1]),

@@ -182,6 +182,41 @@ def test_freeing_twice_gives_pages_back_once() -> None:
     assert cache.free_pages == 4
 
 
+STRANGE: dict[str, tuple[list[int], str]] = {
+    "never_given_out": ([3], r"pages \[3\] cannot be taken back"),
+    "reserved": ([0], r"pages \[0\] cannot be"),
+    "beyond_the_cache": ([99], r"pages \[99\] cannot be"),
+    "twice": ([1, 1], r"pages \[1, 1\] cannot be taken back: .* once"),
+    "one_of_several": ([1, 4, 2], r"pages \[4\] cannot be"),
+}
+
+
+@pytest.mark.parametrize(("pages", "message"), STRANGE.values(), ids=STRANGE)
+def test_pages_that_were_not_given_out_are_not_taken_back(pages: list[int], message: str) -> None:
+    cache, sequence = make(), KVSequence()
+    cache.extend(sequence, 8)
+    assert sorted(sequence.pages) == [1, 2]
+    strange = KVSequence(pages=list(pages), cached=2)
+    with pytest.raises(KVCacheError, match=message):
+        cache.free(strange)
+    assert (strange.pages, strange.cached, cache.free_pages) == (pages, 2, 2)
+
+
+def test_trimming_gives_back_the_last_pages_and_what_they_cached() -> None:
+    cache, sequence = make(), KVSequence(cached=11)
+    cache.extend(sequence, 11)
+    kept = sequence.pages[:2]
+    cache.trim(sequence, 2)
+    assert (sequence.pages, sequence.cached, cache.free_pages) == (kept, 8, 2)
+
+
+def test_trimming_to_more_pages_than_there_are_changes_nothing() -> None:
+    cache, sequence = make(), KVSequence(cached=7)
+    cache.extend(sequence, 7)
+    cache.trim(sequence, 5)
+    assert (len(sequence.pages), sequence.cached, cache.free_pages) == (2, 7, 2)
+
+
 def test_freed_pages_are_given_to_the_next_sequence() -> None:
     cache, one, two = make(), KVSequence(), KVSequence()
     cache.extend(one, 16)

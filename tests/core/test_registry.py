@@ -17,6 +17,7 @@ import torch
 from bcg_core import (
     ENTRY_POINT_GROUP,
     AttentionSpec,
+    BackendError,
     BackendLimits,
     BackendLoadError,
     BackendOptionError,
@@ -82,6 +83,9 @@ PLUGIN = """
             return KERNELS[kernel], rest
 
     KERNELS = {"toy": Toy, "small": Small, "missing": Missing}
+
+    class Mistaken(Toy):
+        capabilities = {"gqa": True}
 
     class NoBackend: ...
 
@@ -226,6 +230,7 @@ BROKEN = {
     "module": "no_such_module_at_all:Backend",
     "attribute": "math:no_such_backend",
     "vendor": "plugin_with_vendor:Backend",
+    "exit": "plugin_that_exits:Backend",
 }
 
 
@@ -233,6 +238,7 @@ BROKEN = {
 def broken(environment: Environment) -> Environment:
     code = "raise OSError('libvendor.so.3: cannot open shared object file')"
     (environment.folder / "plugin_with_vendor.py").write_text(code)
+    (environment.folder / "plugin_that_exits.py").write_text("raise SystemExit('no licence')")
     environment.install("broken", **BROKEN)
     return environment
 
@@ -243,11 +249,12 @@ def broken(environment: Environment) -> Environment:
         ("module", "No module named 'no_such_module_at_all'", ModuleNotFoundError),
         ("attribute", "no_such_backend", AttributeError),
         ("vendor", "libvendor.so.3: cannot open shared object file", OSError),
+        ("exit", "no licence", SystemExit),
     ],
     ids=BROKEN,
 )
 def test_a_broken_entry_point_is_an_error_for_its_own_name(
-    broken: Environment, name: str, message: str, cause: type[Exception]
+    broken: Environment, name: str, message: str, cause: type[BaseException]
 ) -> None:
     expected = rf"'{name}': entry point '{BROKEN[name]}' of broken failed to load: .*{message}"
     with pytest.raises(BackendLoadError, match=expected) as caught:
@@ -276,6 +283,14 @@ def test_a_backend_class_that_is_not_finished_is_refused(environment: Environmen
     environment.install("odd", odd="Nameless")
     with pytest.raises(
         BackendLoadError, match="of odd does not define name, capabilities, forward"
+    ):
+        BackendRegistry().load("odd")
+
+
+def test_capabilities_of_another_type_are_refused(environment: Environment) -> None:
+    environment.install("odd", odd="Mistaken")
+    with pytest.raises(
+        BackendLoadError, match=r"'odd': .*has capabilities that are no Capabilities: {'gqa': True}"
     ):
         BackendRegistry().load("odd")
 
@@ -367,6 +382,32 @@ def test_availability_is_that_of_the_class_that_was_selected(environment: Enviro
     environment.install("one", family="Family")
     with pytest.raises(BackendUnavailableError, match="pip install toylib"):
         create("family", kernel="missing")
+
+
+SELECTED: dict[str, tuple[dict[str, Any], type[BackendError], str]] = {
+    "unavailable": ({"kernel": "missing"}, BackendUnavailableError, "toy: toylib is missing"),
+    "unsupported": ({"kernel": "small"}, UnsupportedSpecError, "toy: head_dims: takes"),
+    "option": ({"spilts": 3}, BackendOptionError, r"toy: options \['spilts'\]"),
+}
+
+
+@pytest.mark.parametrize(("options", "kind", "message"), SELECTED.values(), ids=SELECTED)
+def test_errors_carry_the_name_that_was_asked_for_and_mention_the_class_that_was_selected(
+    environment: Environment, options: dict[str, Any], kind: type[BackendError], message: str
+) -> None:
+    environment.install("one", alias="Family")
+    with pytest.raises(kind, match=f"^attention backend 'alias': {message}") as caught:
+        create("alias", **options)
+    assert caught.value.backend == "alias"
+
+
+def test_a_value_that_selects_nothing_is_noted_with_the_name_that_was_asked_for(
+    environment: Environment,
+) -> None:
+    environment.install("one", alias="Family")
+    with pytest.raises(BackendOptionError, match="'family': kernel 'tyo'") as caught:
+        create("alias", kernel="tyo")
+    assert caught.value.__notes__ == ["asked for as 'alias'"]
 
 
 def test_a_value_that_selects_nothing_is_refused(environment: Environment) -> None:

@@ -95,6 +95,15 @@ def test_warm_up_batches_do_not_exceed_the_longest_context(
     assert all(batch.max_kv_len <= 6 for batch in backend.prepared)
 
 
+def test_warm_up_batches_do_not_exceed_the_requests_of_a_batch(
+    make_runner: Make, toy_model: Make
+) -> None:
+    runner = make_runner(model=toy_model(max_positions=6), buckets=(4, 16), max_requests=2)
+    plain = [batch.new_lens for batch in runner.backend.prepared if not any(batch.prefix_lens)]
+    assert plain == [(6, 6), (4,)]
+    assert all(batch.num_requests <= 2 for batch in runner.backend.prepared)
+
+
 def test_warm_up_has_no_prefix_for_a_backend_that_takes_none(
     make_runner: Make, make_backend: Make, toy_backend: type[Any]
 ) -> None:

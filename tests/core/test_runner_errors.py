@@ -76,15 +76,27 @@ WRONG: dict[str, tuple[Callable[[PagedKVCache], PrefillBatch], str]] = {
     ),
     "other_page_size": (
         lambda cache: batch_with(other_cache(page_size=8), [1]),
-        "made for 32 pages of 8 tokens on cpu, this runner's cache has 32 of 4 on cpu",
+        "another KV cache, of 32 pages of 8 tokens on cpu; this runner's cache has 32 of 4 on cpu",
     ),
     "larger_cache": (
         lambda cache: batch_with(other_cache(num_pages=64), [1]),
-        "made for 64 pages of 4 tokens on cpu, this runner's cache has 32 of 4 on cpu",
+        "another KV cache, of 64 pages of 4 tokens on cpu; this runner's cache has 32 of 4 on cpu",
     ),
     "other_device": (
         lambda cache: replace(batch_with(cache, [1]), device=torch.device("meta")),
-        "tokens on meta, this runner's cache has 32 of 4 on cpu",
+        "tokens on meta; this runner's cache has 32 of 4 on cpu",
+    ),
+    "another_cache_of_that_size": (
+        lambda cache: batch_with(other_cache(), [1]),
+        "another KV cache, of 32 pages of 4 tokens on cpu; this runner's cache has 32 of 4 on cpu",
+    ),
+    "pages_that_went_to_another_sequence": (
+        lambda cache: stale_batch(cache),
+        "request 1: made before its sequence changed; build the batch again",
+    ),
+    "prefix_that_is_no_longer_cached": (
+        lambda cache: batch_behind_a_lost_prefix(cache),
+        "request 0: made before its sequence changed; build the batch again",
     ),
 }
 
@@ -93,6 +105,26 @@ def cached_tokens(kv_cache: PagedKVCache, count: int) -> KVSequence:
     sequence = KVSequence(cached=count)
     kv_cache.extend(sequence, count)
     return sequence
+
+
+def stale_batch(kv_cache: PagedKVCache) -> PrefillBatch:
+    """Return a batch whose second sequence was freed since, and its pages given to another."""
+    sequences = [KVSequence(), KVSequence()]
+    batch = PrefillBatch.from_chunks(
+        [Chunk(token_ids=[1] * 9, sequence=sequence) for sequence in sequences], kv_cache
+    )
+    kv_cache.free(sequences[1])
+    kv_cache.extend(KVSequence(), 9)
+    return batch
+
+
+def batch_behind_a_lost_prefix(kv_cache: PagedKVCache) -> PrefillBatch:
+    """Return a batch whose sequence has the same pages as then, but nothing cached."""
+    sequence = cached_tokens(kv_cache, 6)
+    batch = PrefillBatch.from_chunks([Chunk(token_ids=[1], sequence=sequence)], kv_cache)
+    kv_cache.free(sequence)
+    kv_cache.extend(sequence, 7)
+    return batch
 
 
 def other_cache(**changes: int) -> PagedKVCache:
@@ -325,6 +357,8 @@ def test_an_exception_while_capturing_reaches_the_caller_and_leaves_no_graph(
     with pytest.raises(MistakeError) as caught:
         runner.capture()
     assert caught.value is error
+    where = {"warm-up": "in warm-up", "capture": "at capture"}[phase]
+    assert error.__notes__ == [f"raised {where} of bucket 8"]
     assert runner.graphs == {}
 
 
@@ -345,15 +379,23 @@ def test_after_a_failed_capture_prefills_run_eagerly_and_the_next_capture_works(
     still_works(runner, make_batch)
 
 
-@pytest.mark.parametrize("name", ["warm_up", "init_bucket_metadata"])
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("warm_up", "raised in warm-up of backend 'toy'"),
+        ("init_bucket_metadata", "raised while making bucket metadata of backend 'toy'"),
+    ],
+    ids=["warm_up", "init_bucket_metadata"],
+)
 def test_a_backend_that_cannot_be_prepared_leaves_no_graph(
-    make_runner: Make, make_batch: Make, monkeypatch: pytest.MonkeyPatch, name: str
+    make_runner: Make, make_batch: Make, monkeypatch: pytest.MonkeyPatch, name: str, note: str
 ) -> None:
     runner = make_runner(captured=False)
     with monkeypatch.context() as patch:
         patch.setattr(runner.backend, name, fail_with(MistakeError()))
-        with pytest.raises(MistakeError):
+        with pytest.raises(MistakeError) as caught:
             runner.capture()
+    assert caught.value.__notes__ == [note]
     assert runner.graphs == {}
     assert runner.prefill(make_batch(3)).admission == Admission.eager("no bucket is captured")
     runner.capture()

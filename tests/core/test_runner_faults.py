@@ -265,8 +265,14 @@ def test_a_dropped_runner_frees_its_graphs(make_runner: Make) -> None:
 def test_boundary_memory_does_not_depend_on_layers_and_buckets(
     make_runner: Make, toy_model: Make
 ) -> None:
-    few = make_runner(model=toy_model(layers=1), buckets=(16,), captured=False).workspace
-    many = make_runner(buckets=(2, 4, 8, 16), captured=False).workspace
+    one, many = toy_model(layers=1), toy_model(layers=2)
+    few = make_runner(
+        model=one,
+        kv_cache=PagedKVCache(one.spec, num_pages=32, page_size=4),
+        buckets=(16,),
+        captured=False,
+    ).workspace
+    many = make_runner(model=many, buckets=(2, 4, 8, 16), captured=False).workspace
     assert few.boundary.qkv_MX.shape == many.boundary.qkv_MX.shape
     assert few.boundary.out_MX.shape == many.boundary.out_MX.shape
 
