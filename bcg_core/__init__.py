@@ -1,6 +1,6 @@
 """Capture and replay of prefill in CUDA graph segments, and the protocol for attention backends."""
 
-from bcg_core.attention import causal_attention
+from bcg_core.attention import causal_attention, low_attention
 from bcg_core.backend import AttentionBackend, Capabilities, Metadata
 from bcg_core.batch import Chunk, PrefillBatch
 from bcg_core.boundary import BoundaryBuffers, BoundaryRows
@@ -99,5 +99,6 @@ __all__ = [
     "eager_on_graph",
     "engine_for",
     "greedy",
+    "low_attention",
     "negotiate_page_size",
 ]

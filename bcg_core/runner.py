@@ -20,7 +20,7 @@ from bcg_core.errors import CaptureError, UnsupportedSpecError
 from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
 from bcg_core.kv_cache import PagedKVCache
 from bcg_core.model import PrefillModel
-from bcg_core.notes import noting
+from bcg_core.notes import add_note, noting
 from bcg_core.registry import BackendRegistry
 from bcg_core.results import (
     CapturedBucket,
@@ -283,10 +283,14 @@ class PrefillRunner:
 
     def _prepare(self, batch: PrefillBatch, admission: Admission) -> Metadata:
         backend = self._backend
-        if admission.bucket is None:
-            return backend.init_forward_metadata(batch)
-        prepared = self._bucket_metadata[backend][admission.bucket]
-        return backend.update_bucket_metadata(prepared, batch)
+        try:
+            if admission.bucket is None:
+                return backend.init_forward_metadata(batch)
+            prepared = self._bucket_metadata[backend][admission.bucket]
+            return backend.update_bucket_metadata(prepared, batch)
+        except BaseException as error:
+            add_note(error, f"raised while preparing a batch for backend {backend.name!r}")
+            raise
 
     def _begin(self, phase: Phase, workspace: Workspace, inputs: StaticInputs) -> None:
         self.context.begin(

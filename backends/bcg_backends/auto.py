@@ -60,7 +60,7 @@ class Delegated:
 class AutoBackend(AttentionBackend):
     """Choose among all registered backends by measurement.
 
-    Every available backend that can serve the spec is warmed up, checked against attention computed in float32, and
+    Every available backend that can serve the spec is warmed up, checked against attention computed in float64, and
     timed on batches like those that will come. A batch goes to the winner of the nearest shape that is not smaller. The
     choice is made once, in warm-up, so that equal batches get equal bits.
 

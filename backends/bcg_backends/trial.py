@@ -3,11 +3,12 @@
 Shape letters: R real tokens, B requests, S keys of one request, N query heads, K KV heads, H head dim.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from bcg_core import (
     PagedKVCache,
     PrefillBatch,
     causal_attention,
+    low_attention,
 )
 
 LAYERS = 16
@@ -150,15 +152,16 @@ class Trial:
     def fault(self, backend: AttentionBackend) -> str | None:
         """Say what is wrong with the result of ``backend``; None when it is right, or too large to be checked.
 
-        Right is a relative L2 error, against attention in float32, of at most twice what the definition computed in the
-        spec's own type makes, plus one rounding step.
+        Right is a relative L2 error, against attention in float64, of at most twice what ``low_attention`` makes, plus
+        one rounding step.
         """
         if self.shape.tokens > _CHECKED_TOKENS:
             return None
-        exact = self._defined(torch.float64 if self.spec.dtype == torch.float32 else torch.float32)
-        budget = (
-            2 * _error(self._defined(self.spec.dtype), exact) + 2 * torch.finfo(self.spec.dtype).eps
+        exact, low = (
+            self._defined(causal_attention, dtype=torch.float64),
+            self._defined(low_attention),
         )
+        budget = 2 * _error(low, exact) + torch.finfo(self.spec.dtype).eps / 2
         try:
             error = _error(self.run(backend, 1), exact)
         except Exception as failure:  # noqa: BLE001  # a candidate that fails is left out, whatever it raises
@@ -167,14 +170,8 @@ class Trial:
             return None
         return f"error {error:.2g} exceeds {budget:.2g}"
 
-    @property
-    def _rounding_step(self) -> float:
-        """Return the relative step of the type; GPUs multiply float32 in parts, which costs about three bits."""
-        in_parts = self.device.type == "cuda" and self.spec.dtype == torch.float32
-        return torch.finfo(self.spec.dtype).eps * (8 if in_parts else 1)
-
-    def _defined(self, dtype: torch.dtype) -> Tensor:
-        """Compute attention by its definition, request by request, every operation in ``dtype``."""
+    def _defined(self, attention: Callable[..., Tensor], **options: Any) -> Tensor:
+        """Compute the whole batch with ``attention``, request by request."""
         keys, values = self.kv_cache.flat(0)
         outputs = []
         rows = zip(
@@ -184,9 +181,7 @@ class Trial:
         )
         for q_RNH, slots_S in rows:
             outputs.append(
-                causal_attention(
-                    q_RNH, keys[slots_S], values[slots_S], scale=self.spec.scale, dtype=dtype
-                )
+                attention(q_RNH, keys[slots_S], values[slots_S], scale=self.spec.scale, **options)
             )
         return torch.cat(outputs)
 

@@ -4,6 +4,9 @@ Shape letters: R rows (tokens) of one request, S rows of a longer one, X everyth
 
 An independent low-precision computation of the same quantity shows what rounding alone does to this data. Twice its
 error, plus one rounding step for data on which it happens to be exact, is the budget. Errors are relative L2 norms.
+
+One rounding step is half the spacing of numbers just above 1, ``finfo(dtype).eps / 2``: the largest relative error of
+rounding once.
 """
 
 import math
@@ -12,6 +15,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+MOST_BUDGET = 0.5
+"""A budget beyond this judges nothing: results of which half is wrong would pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +84,23 @@ class Comparison:
     what: str
 
     @property
+    def judgeable(self) -> bool:
+        """Tell whether the budget can tell right from wrong: a number, and at most ``MOST_BUDGET``."""
+        return self.budget <= MOST_BUDGET
+
+    @property
     def within(self) -> bool:
-        """Tell whether the error is finite and within the budget."""
-        return self.error <= self.budget and math.isfinite(self.error)
+        """Tell whether the budget can judge, and the error is finite and within it."""
+        return self.judgeable and self.error <= self.budget
 
     @property
     def load(self) -> float:
-        """Return the error as a fraction of the budget."""
-        return self.error / self.budget
+        """Return the error as a fraction of the budget; infinite for no number, and where the budget cannot judge."""
+        if not self.judgeable or not math.isfinite(self.error):
+            return math.inf
+        if self.error == 0:
+            return 0.0
+        return self.error / self.budget if self.budget > 0 else math.inf
 
 
 def compare(actual_RX: Tensor, expected_RX: Tensor, *, low: Errors, what: str) -> Comparison:
@@ -122,12 +137,15 @@ def judge(measured: Sequence[Measured]) -> Comparison:
     """Return the worst of ``measured``, each held to the largest low-precision errors found among all of them.
 
     On a few rows the low-precision computation may be right by luck; over all rows that belong together it shows what
-    rounding can do.
+    rounding can do. Where it is not finite it shows nothing: behind a layer that returned NaN everything is NaN.
     """
-    whole, row = (max(getattr(one.low, name) for one in measured) for name in ("whole", "row"))
+    whole, row = (
+        max(filter(math.isfinite, (getattr(one.low, name) for one in measured)), default=math.inf)
+        for name in ("whole", "row")
+    )
     comparisons = []
     for one in measured:
-        step = torch.finfo(one.dtype).eps
+        step = torch.finfo(one.dtype).eps / 2
         comparisons += [
             Comparison(error=one.found.whole, budget=2 * whole + step, what=one.what),
             Comparison(error=one.found.row, budget=2 * row + step, what=f"{one.what}, worst row"),
@@ -136,7 +154,7 @@ def judge(measured: Sequence[Measured]) -> Comparison:
 
 
 def worst(comparisons: Iterable[Comparison]) -> Comparison:
-    """Return the comparison that uses most of its budget."""
+    """Return the comparison that uses most of its budget; of several that are infinitely wrong, the first."""
     return max(comparisons, key=lambda comparison: comparison.load)
 
 

@@ -6,9 +6,15 @@ from typing import Any
 
 import torch
 
-from bcg_core import AttentionBackend, BackendRegistry, UnknownBackendError
+from bcg_core import (
+    AttentionBackend,
+    BackendLoadError,
+    BackendRegistry,
+    Capabilities,
+    UnknownBackendError,
+)
 from bcg_harness.errors import HarnessError
-from bcg_harness.outcome import CheckResult, Outcome, describe
+from bcg_harness.outcome import CheckResult, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +61,21 @@ def parse_label(label: str) -> tuple[str, dict[str, str]]:
 
 
 def select_backends(
-    names: Sequence[str], registry: BackendRegistry, *, device: torch.device, required: bool
+    names: Sequence[str],
+    registry: BackendRegistry,
+    *,
+    device: torch.device,
+    required: bool,
+    option_prefix: str = "--",
 ) -> tuple[list[Candidate], list[CheckResult]]:
     """Load the backends called ``names``, all variants or the labelled one, and say why others cannot be used.
 
     What does not run on this kind of ``device`` is skipped, and what is not installed is skipped with its install hint.
     With ``required``, for backends that were asked for by name, the latter is an error unless another variant of the
-    backend is there. An entry point that fails to load is an error. Raises UnknownBackendError, with the known names,
-    for a name that nobody registers.
+    backend is there. Whatever else a plug-in gets wrong, from its import on, is an error of its own and hides no other.
+    Raises UnknownBackendError, with the known names, for a name that nobody registers.
+
+    ``option_prefix`` is what the options of the command at hand begin with, for advice.
     """
     usable: list[Candidate] = []
     others: list[CheckResult] = []
@@ -72,25 +85,48 @@ def select_backends(
             backend = registry.load(name)
             found = [
                 Candidate(name=name, backend=backend, options=options)
-                for options in ([chosen] if chosen else backend.variants())
+                for options in ([chosen] if chosen else variants_of(name, backend))
             ]
             missing = [candidate.selected.unavailable() for candidate in found]
+            limits = [_device_limit(candidate, device, option_prefix) for candidate in found]
         except UnknownBackendError:
             raise
-        except Exception as error:  # noqa: BLE001  # a broken plug-in must not hide the others
-            others.append(CheckResult(outcome=Outcome.ERROR, backend=label, detail=describe(error)))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a broken plug-in hides no other
+            others.append(CheckResult.broken(error, backend=label))
             continue
         outcome = Outcome.ERROR if required and all(missing) else Outcome.SKIPPED
-        for candidate, reason in zip(found, missing, strict=True):
-            devices = candidate.selected.capabilities.devices
-            if device.type not in devices:
-                limit = f"devices: runs on {', '.join(sorted(devices))}, not on {device.type}"
+        for candidate, limit, reason in zip(found, limits, missing, strict=True):
+            if limit is not None:
                 others.append(_result(Outcome.SKIPPED, candidate, limit))
             elif reason is not None:
                 others.append(_result(outcome, candidate, reason))
             else:
                 usable.append(candidate)
     return usable, others
+
+
+def variants_of(name: str, backend: type[AttentionBackend]) -> Sequence[Mapping[str, Any]]:
+    """Return the options of every variant of ``backend``; raises BackendLoadError when there are none."""
+    variants = list(backend.variants())
+    if not variants:
+        raise BackendLoadError(
+            name, "variants() is empty: it has to name at least one set of options, {} for none"
+        )
+    return variants
+
+
+def _device_limit(candidate: Candidate, device: torch.device, option_prefix: str) -> str | None:
+    """Say that ``candidate`` does not run on this kind of ``device``; None when it does."""
+    capabilities = candidate.selected.capabilities
+    if not isinstance(capabilities, Capabilities):
+        raise BackendLoadError(
+            candidate.label, f"capabilities is {capabilities!r}, expected a bcg_core.Capabilities"
+        )
+    devices = sorted(capabilities.devices)
+    if device.type in devices:
+        return None
+    advice = f" (try {option_prefix}device {devices[0]})" if devices else ""
+    return f"devices: runs on {', '.join(devices) or 'none'}, not on {device.type}{advice}"
 
 
 def _result(outcome: Outcome, candidate: Candidate, reason: str) -> CheckResult:

@@ -5,7 +5,7 @@ of the case goes on behind its cached tokens, which is how prefixes and chunked 
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,7 @@ class Case:
         """
         if not isinstance(raw, Mapping) or not isinstance(raw.get("steps"), list):
             raise CaseError(f"expected {_SHAPE}, found {json.dumps(raw)[:200]}")
+        _refuse_unknown(raw, ("name", "description", "steps"))
         name, description = raw.get("name"), raw.get("description", "")
         if not isinstance(name, str) or not isinstance(description, str):
             raise CaseError(
@@ -111,11 +112,17 @@ _SHAPE = '{"name": "...", "steps": [{"requests": [[sequence, tokens], ...], "che
 def _step(raw: Any) -> Step:
     if not isinstance(raw, Mapping) or not isinstance(raw.get("requests"), list):
         raise CaseError(f"expected a step as in {_SHAPE}, found {json.dumps(raw)[:200]}")
+    _refuse_unknown(raw, ("requests", "checked"))
     checked = raw.get("checked", True)
     pairs = raw["requests"]
     if not isinstance(checked, bool) or not all(map(_is_request, pairs)):
         raise CaseError(f"expected a step as in {_SHAPE}, found {json.dumps(raw)[:200]}")
     return Step(requests=tuple((sequence, tokens) for sequence, tokens in pairs), checked=checked)
+
+
+def _refuse_unknown(raw: Mapping[str, Any], known: Sequence[str]) -> None:
+    if unknown := [key for key in raw if key not in known]:
+        raise CaseError(f"unknown key {unknown[0]!r}; possible are {', '.join(known)}")
 
 
 def _is_request(raw: Any) -> bool:
@@ -128,7 +135,13 @@ def read_cases(text: str) -> list[Case]:
         raw = json.loads(text)
     except json.JSONDecodeError as error:
         raise CaseError(f"no JSON: {error}") from error
-    return [Case.from_json(item) for item in (raw if isinstance(raw, list) else [raw])]
+    cases = [Case.from_json(item) for item in (raw if isinstance(raw, list) else [raw])]
+    if not cases:
+        raise CaseError(f"no cases in an empty list; expected {_SHAPE}, or a list of these")
+    for number, case in enumerate(cases):
+        if case.name in [earlier.name for earlier in cases[:number]]:
+            raise CaseError(f"two cases are called {case.name!r}: rename one of them")
+    return cases
 
 
 def longest_sequence(cases: Iterable[Case]) -> int:

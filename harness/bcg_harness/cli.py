@@ -90,20 +90,17 @@ def check(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Of random weights and tokens.", min=0, metavar="N")
+        int, typer.Option(help="Of random weights and tokens.", min=0, max=2**63 - 1, metavar="N")
     ] = 0,
     json: Annotated[
         Path | None,
         typer.Option(help="Write results and their whole context here.", metavar="FILE"),
     ] = None,
-    list_cases: Annotated[
-        bool, typer.Option("--list-cases", help="List the cases instead of running them.")
-    ] = False,
 ) -> None:
     """Check attention backends under breakable graphs: replay against eager, and against independent references.
 
     Captures the model once, then runs every case with every backend. Exits with 0 only if something was checked and
-    everything passed, with 1 if a check failed or could not be judged, with 2 for wrong use.
+    everything passed, with 1 if a check failed or could not be judged, with 2 for wrong use, with 130 if interrupted.
 
     **Examples**
 
@@ -114,12 +111,8 @@ def check(
         bcg check --model m.gguf --text README.md        a real checkpoint and text
         bcg check --model llama-1b --json out.json       keep the results
     """
-    from bcg_harness.cli_cases import print_cases
     from bcg_harness.cli_check import CheckOptions, check_backends
 
-    if list_cases:
-        print_cases(buckets, as_json=False)
-        return
     options = CheckOptions(
         backends=tuple(backend or ()),
         device=device,

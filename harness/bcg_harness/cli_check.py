@@ -1,10 +1,9 @@
 """``bcg check``: run the correctness matrix and print it."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -15,15 +14,18 @@ from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
 from bcg_core import BackendRegistry, negotiate_page_size
-from bcg_harness.candidates import select_backends
+from bcg_harness.candidates import Candidate, select_backends
 from bcg_harness.cli_errors import usage_errors
 from bcg_harness.environment import Environment
 from bcg_harness.errors import HarnessError
 from bcg_harness.matrix import Matrix
+from bcg_harness.memory import has_to_fit
 from bcg_harness.models import resolve_model
+from bcg_harness.outcome import CheckResult, Outcome
 from bcg_harness.progress import Progress
 from bcg_harness.report import CheckReport
 from bcg_harness.selection import (
+    DTYPES,
     parse_buckets,
     parse_device,
     parse_dtype,
@@ -31,6 +33,9 @@ from bcg_harness.selection import (
     select_cases,
 )
 from bcg_harness.tables import check_table, context_line, problem_lines, summary_line
+
+_INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +82,13 @@ def progress_bar() -> Iterator[ProgressBar]:
 
 
 def check_backends(options: CheckOptions) -> None:
-    """Run what ``options`` ask for, print it, and exit: 0 if green, 1 if not, 2 for wrong use."""
-    with usage_errors(), progress_bar() as progress:
-        report = run(options, progress)
+    """Run what ``options`` ask for, print it, and exit: 0 if green, 1 if not, 2 for wrong use, 130 if interrupted."""
+    try:
+        with usage_errors(), progress_bar() as progress:
+            report = run(options, progress)
+    except KeyboardInterrupt as error:
+        typer.echo("interrupted before the first case", err=True)
+        raise typer.Exit(_INTERRUPTED) from error
     console = Console()
     console.print(context_line(report), highlight=False, markup=False)
     for backend in report.backends:
@@ -95,12 +104,17 @@ def check_backends(options: CheckOptions) -> None:
         with usage_errors():
             write_json(report, options.json)
         console.print(f"written to {options.json}", highlight=False, markup=False)
+    if report.interrupted:
+        raise typer.Exit(_INTERRUPTED)
     if not report.is_green:
         raise typer.Exit(1)
 
 
 def run(options: CheckOptions, progress: Progress) -> CheckReport:
-    """Run what ``options`` ask for; raises a BcgError, before anything long, for what they ask wrongly."""
+    """Run what ``options`` ask for; raises a BcgError, before anything long, for what they ask wrongly.
+
+    Ctrl-C between the first case and the last ends the run, and the report says so; before that it is raised.
+    """
     started = perf_counter()
     if options.json is not None:
         _require_writable(options.json)
@@ -132,9 +146,23 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
     page_size = options.page_size or negotiate_page_size(
         candidate.selected.capabilities for candidate in candidates
     )
-    matrix = Matrix(resolved.model, cases, buckets, source, page_size=page_size, progress=progress)
-    for candidate in candidates:
-        results += matrix.check(candidate.label, candidate.backend, **candidate.options)
+    with has_to_fit(
+        "the KV cache", hint="choose smaller --buckets, fewer --case or a smaller model"
+    ):
+        matrix = Matrix(
+            resolved.model, cases, buckets, source, page_size=page_size, progress=progress
+        )
+    planned, finished = len(candidates) * len(cases), 0
+    try:
+        for number, candidate in enumerate(candidates):
+            label, options_of = candidate.label, candidate.options
+            for of_case in matrix.each_case(label, candidate.backend, **options_of):
+                results += [_with_advice(result, candidate, dtype) for result in of_case]
+                finished += 1
+            finished = (number + 1) * len(cases)  # also when the backend could not be used
+    except KeyboardInterrupt:
+        if not finished:
+            raise
     return CheckReport(
         environment=Environment.of(spec.device),
         model=options.model,
@@ -150,15 +178,28 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
         notes=matrix.notes,
         results=tuple(results),
         seconds=perf_counter() - started,
+        planned=planned,
+        finished=finished,
     )
 
 
 def write_json(report: CheckReport, path: Path) -> None:
     """Write ``report`` to ``path``; raises HarnessError where that is not possible."""
     try:
-        path.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(report.to_json(), indent=1, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise HarnessError(f"cannot write {path}: {error}") from error
+
+
+def _with_advice(result: CheckResult, candidate: Candidate, dtype: torch.dtype) -> CheckResult:
+    """Add to a backend that was skipped for its dtypes which one to try."""
+    served = candidate.selected.capabilities.dtypes
+    if result.outcome is not Outcome.SKIPPED or result.case is not None or dtype in served:
+        return result
+    first = next((name for name, known in DTYPES.items() if known in served), None)
+    advice = "" if first is None else f" (try --dtype {first})"
+    return replace(result, detail=result.detail + advice)
 
 
 def _loading(progress: Progress) -> Callable[[int, int], None]:
@@ -173,9 +214,22 @@ def _loading(progress: Progress) -> Callable[[int, int], None]:
 
 
 def _require_writable(path: Path) -> None:
-    """Raise HarnessError for a path that cannot be written, before hours are spent on what belongs there."""
-    target = path if path.exists() else path.absolute().parent
-    if path.is_dir() or not target.exists() or not os.access(target, os.W_OK):
+    """Raise HarnessError for a path that cannot be written, before hours are spent on what belongs there.
+
+    Writes a line break, without which a full device does not tell, and takes it back; what cannot be cut, such as a
+    pipe, keeps it, which JSON allows.
+    """
+    existed = path.exists()
+    try:
+        with path.open("ab") as file:
+            size = file.tell() if path.is_file() else None
+            file.write(b"\n")
+            file.flush()
+            if size is not None:
+                file.truncate(size)
+        if not existed:
+            path.unlink()
+    except OSError as error:
         raise HarnessError(
-            f"cannot write {path}: give a file in an existing directory that you may write to"
-        )
+            f"cannot write {path}: {error.strerror}; give a file in an existing directory that you may write to"
+        ) from error

@@ -13,6 +13,7 @@ from bcg_core import ENTRY_POINT_GROUP, ModelSpec
 
 _LIBRARIES = (
     "breakable-cuda-graph",
+    "fa3-fwd",
     "flash-attn",
     "flash-attn-3",
     "flash-attn-4",
@@ -73,7 +74,7 @@ class Environment:
             engine="CUDA graphs" if gpu else "CPU emulator",
             threads=torch.get_num_threads(),
             python=platform.python_version(),
-            platform=platform.platform(),
+            platform=f"{platform.system()} {platform.machine()}",
             libraries=_libraries(),
         )
 

@@ -1,7 +1,7 @@
 """The correctness matrix: cases times backends on one model, captured once."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bcg_core import (
@@ -20,7 +20,7 @@ from bcg_harness.case_run import CaseRun
 from bcg_harness.cases import Case, longest_sequence
 from bcg_harness.errors import HarnessError
 from bcg_harness.oracle import HiddenOracle
-from bcg_harness.outcome import CheckResult, Outcome, describe
+from bcg_harness.outcome import CheckResult, Outcome
 from bcg_harness.probe import Probe
 from bcg_harness.progress import NoProgress, Progress
 from bcg_harness.reference import LlamaReference
@@ -98,19 +98,27 @@ class Matrix:
         A backend that cannot serve this model is skipped with its reason. What is raised in a case becomes an error of
         that case, and the next one runs; what is raised before, in a capture for instance, an error of the backend.
         """
+        return [
+            result for of_case in self.each_case(name, backend, **options) for result in of_case
+        ]
+
+    def each_case(
+        self, name: str, backend: type[AttentionBackend], **options: Any
+    ) -> Iterator[list[CheckResult]]:
+        """Do what ``check`` does, and yield the results case by case; one list when the backend cannot be used."""
         try:
             probe = self.use(backend, **options)
+            self.notes[name] = probe.inner.notes()
         except (BackendUnavailableError, UnsupportedSpecError) as error:
-            return [CheckResult(outcome=Outcome.SKIPPED, backend=name, detail=str(error))]
-        except Exception as error:  # noqa: BLE001  # whatever a plug-in raises is the plug-in's error
-            return [CheckResult(outcome=Outcome.ERROR, backend=name, detail=describe(error))]
-        self.notes[name] = probe.inner.notes()
+            yield [CheckResult(outcome=Outcome.SKIPPED, backend=name, detail=str(error))]
+            return
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the plug-in's, whatever it is
+            yield [CheckResult.broken(error, backend=name)]
+            return
         self.progress.start(name, len(self.cases))
-        results = []
         for case in self.cases:
-            results += self.check_case(name, probe, case)
+            yield self.check_case(name, probe, case)
             self.progress.advance()
-        return results
 
     def use(self, backend: type[AttentionBackend], **options: Any) -> Probe:
         """Make ``backend`` with ``options``, once, and return it in a probe.
@@ -137,20 +145,15 @@ class Matrix:
                 CheckResult(outcome=Outcome.SKIPPED, backend=name, case=case.name, detail=why_not)
             ]
         assert self._oracle is not None, "a probe comes from use()"
-        run = CaseRun(case, self._stage, self._stage.use(probe), self._oracle, self.source)
+        run = CaseRun(case, self._stage, probe, self._oracle, self.source)
         results = []
         try:
+            self._stage.use(probe)
             for step, finding in run.findings(seed=zlib.crc32(case.name.encode())):
                 results.append(CheckResult.of(finding, backend=name, case=case.name, step=step))
-        except Exception as error:  # noqa: BLE001  # likewise; the runner can be used again after it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # likewise; the runner goes on
             results.append(
-                CheckResult(
-                    outcome=Outcome.ERROR,
-                    backend=name,
-                    case=case.name,
-                    step=run.position,
-                    detail=describe(error),
-                )
+                CheckResult.broken(error, backend=name, case=case.name, step=run.position)
             )
         return results
 

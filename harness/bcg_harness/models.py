@@ -8,6 +8,7 @@ import torch
 
 from bcg_core import CheckpointError
 from bcg_harness.errors import HarnessError
+from bcg_harness.memory import has_to_fit
 from bcg_harness.tokens import RandomTokens, TextTokens, TokenSource
 from bcg_llama import PRESETS, LlamaModel, load_llama, load_tokenizer, random_llama
 
@@ -52,19 +53,18 @@ def resolve_model(
 ) -> ResolvedModel:
     """Make the preset called ``name`` with random weights, or load the checkpoint that ``name`` means.
 
-    Raises CheckpointError, naming the presets as well, when it is neither.
+    Raises CheckpointError, naming the presets as well, when it is neither, and HarnessError when it does not fit.
     """
-    try:
+    with has_to_fit(
+        f"model {name!r} in {dtype} on {device}", hint="choose a smaller model or a 16-bit dtype"
+    ):
         if name in PRESETS:
             model = random_llama(PRESETS[name], dtype=dtype, device=device, seed=seed)
             return ResolvedModel(name=name, model=model, checkpoint=None)
-        model = load_llama(name, dtype=dtype, device=device, progress=progress)
-    except torch.OutOfMemoryError as error:
-        raise HarnessError(
-            f"model {name!r} in {dtype} does not fit on {device}: choose a smaller model or type ({error})"
-        ) from error
-    except CheckpointError as error:
-        if not Path(name).exists():
-            error.add_note(f"built-in models are {', '.join(PRESETS)}")
-        raise
+        try:
+            model = load_llama(name, dtype=dtype, device=device, progress=progress)
+        except CheckpointError as error:
+            if not Path(name).exists():
+                error.add_note(f"built-in models are {', '.join(PRESETS)}")
+            raise
     return ResolvedModel(name=name, model=model, checkpoint=name)

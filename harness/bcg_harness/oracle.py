@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from bcg_core import PagedKVCache, PrefillBatch, causal_attention
+from bcg_core import PagedKVCache, PrefillBatch, causal_attention, low_attention
 from bcg_harness.budgets import Errors, Measured, RowErrors
 from bcg_harness.reference import LlamaReference, high_precision
 from bcg_harness.tokens import TokenSource
@@ -69,26 +69,6 @@ class HiddenOracle:
         )
 
 
-def tensor_core_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply float32 matrices the way tensor cores do: as three products of numbers with 10-bit mantissas.
-
-    It is how CUTLASS serves float32 on GPUs from compute capability 8.0 on (``OpMultiplyAddFastF32``), and a few times
-    less exact than float32 arithmetic.
-    """
-    (a_high, a_low), (b_high, b_low) = _split(a), _split(b)
-    return a_high @ b_high + (a_high @ b_low + a_low @ b_high)
-
-
-def _split(x: Tensor) -> tuple[Tensor, Tensor]:
-    high = _short(x)
-    return high, _short(x - high)
-
-
-def _short(x: Tensor) -> Tensor:
-    """Cut a float32 mantissa to 10 bits."""
-    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
-
-
 def cached_slots(batch: PrefillBatch) -> list[Tensor]:
     """Return, for each request, the flat KV slots of its tokens from the first on, int64 on the device."""
     offsets = torch.arange(batch.page_size)
@@ -115,13 +95,11 @@ def measure_attention(
     Request boundaries come from ``batch``, keys and values from the cache by way of its page table (``slots``).
     """
     keys, values = kv_cache.flat(layer)
-    on_tensor_cores = q_RNH.is_cuda and q_RNH.dtype == torch.float32
-    matmul = tensor_core_matmul if on_tensor_cores else torch.matmul
     measured = []
     for request, request_slots in enumerate(slots):
         rows = slice(batch.cu_new_lens[request], batch.cu_new_lens[request + 1])
         given = q_RNH[rows], keys[request_slots], values[request_slots]
-        low_RNH = causal_attention(*given, scale=scale, dtype=q_RNH.dtype, matmul=matmul)
+        low_RNH = low_attention(*given, scale=scale)
         high_RNH = causal_attention(*given, scale=scale, dtype=high_precision(q_RNH.dtype))
         measured.append(
             Measured(

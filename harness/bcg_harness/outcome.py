@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
+from traceback import extract_tb, format_exception
 from typing import Any
 
 from bcg_core import BcgError
-from bcg_harness.budgets import Comparison
+from bcg_harness.budgets import MOST_BUDGET, Comparison
 
 _NAMED_PROBLEMS = 3
 
@@ -42,6 +44,7 @@ class CheckResult:
         detail: reason of anything but a pass; what was compared otherwise.
         error: measured relative error, where a budget applies.
         budget: the most that error may be.
+        traceback: of the exception that made this an error.
     """
 
     outcome: Outcome
@@ -52,6 +55,7 @@ class CheckResult:
     detail: str = ""
     error: float | None = None
     budget: float | None = None
+    traceback: str | None = None
 
     @property
     def load(self) -> float | None:
@@ -62,7 +66,7 @@ class CheckResult:
     def of(cls, finding: "Finding", *, backend: str, case: str, step: int | None) -> "CheckResult":
         """Say of which backend, case and step ``finding`` is."""
         return cls(
-            outcome=Outcome.PASSED if finding.passed else Outcome.FAILED,
+            outcome=finding.outcome,
             backend=backend,
             case=case,
             step=step,
@@ -72,9 +76,27 @@ class CheckResult:
             budget=finding.budget,
         )
 
+    @classmethod
+    def broken(
+        cls,
+        error: BaseException,
+        *,
+        backend: str,
+        case: str | None = None,
+        step: int | None = None,
+    ) -> "CheckResult":
+        """Say where ``error`` was raised, and keep its traceback."""
+        return cls(
+            outcome=Outcome.ERROR,
+            backend=backend,
+            case=case,
+            step=step,
+            detail=describe(error),
+            traceback="".join(format_exception(error)),
+        )
+
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; errors that are not finite become None."""
-        finite = self.error is not None and math.isfinite(self.error)
+        """Return a JSON object; errors and budgets that are not finite become None, and ``detail`` tells of them."""
         return {
             "outcome": self.outcome.value,
             "backend": self.backend,
@@ -82,8 +104,9 @@ class CheckResult:
             "step": self.step,
             "check": self.check,
             "detail": self.detail,
-            "error": self.error if finite else None,
-            "budget": self.budget,
+            "error": _finite(self.error),
+            "budget": _finite(self.budget),
+            **({} if self.traceback is None else {"traceback": self.traceback}),
         }
 
 
@@ -97,6 +120,7 @@ class Finding:
         detail: what was compared, or what is wrong.
         error: measured relative error, where a budget applies.
         budget: the most that error may be.
+        judged: False when ``budget`` is too large, or no number, to tell right from wrong.
     """
 
     check: str
@@ -104,10 +128,28 @@ class Finding:
     detail: str = ""
     error: float | None = None
     budget: float | None = None
+    judged: bool = True
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return what becomes of the check."""
+        if not self.judged:
+            return Outcome.ERROR
+        return Outcome.PASSED if self.passed else Outcome.FAILED
 
     @classmethod
     def of(cls, check: str, comparison: Comparison) -> "Finding":
         """Judge ``comparison``."""
+        if not comparison.judgeable:
+            return cls(
+                check=check,
+                passed=False,
+                detail=f"{comparison.what}: cannot be judged: budget {comparison.budget:.2e} is above {MOST_BUDGET}, "
+                "as rounding alone makes such errors on this data",
+                error=comparison.error,
+                budget=comparison.budget,
+                judged=False,
+            )
         verdict = "within budget" if comparison.within else "exceeds its budget"
         return cls(
             check=check,
@@ -128,9 +170,17 @@ class Finding:
 
 
 def describe(error: BaseException) -> str:
-    """Return type, message and notes of ``error`` in one line; of our own errors the message says it all."""
-    message = str(error) if isinstance(error, BcgError) else f"{type(error).__name__}: {error}"
+    """Return type, message, place and notes of ``error`` in one line; of our own errors the message says it all."""
+    message = str(error)
+    if not isinstance(error, BcgError):
+        message = f"{type(error).__name__}: {error}"
+        if frames := extract_tb(error.__traceback__):
+            message += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
     return "; ".join([message, *getattr(error, "__notes__", [])])
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
 
 
 def tally(results: Iterable[CheckResult]) -> Counter[Outcome]:

@@ -73,6 +73,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 registry,
                 device=parse_device(metafunc.config.getoption("--bcg-device")),
                 required=bool(asked_for),
+                option_prefix="--bcg-",
             )
         found = {candidate.label: candidate for candidate in usable}
         reasons = {result.backend: result for result in others}

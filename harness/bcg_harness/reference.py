@@ -41,7 +41,8 @@ class LlamaReference:
     def hidden(self, token_ids: list[list[int]], dtype: torch.dtype) -> Tensor:
         """Return the normalised hidden states ``[B, S, D]`` of requests of equal length, each from its first token.
 
-        Every operation, softmax and norms included, runs in ``dtype``.
+        In float32 and float64 every operation runs in ``dtype``. In a 16-bit type it is what Llamas do there: products,
+        norms, rotations and softmax are computed in float32, and what one of them hands to the next is rounded.
         """
         ids_BS = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
         each = max(1, _MAX_LOGITS // (self.config.num_heads * ids_BS.shape[1] ** 2))
@@ -62,10 +63,12 @@ class LlamaReference:
         v_BKSH = self._heads(layer + "self_attn.v_proj", x_BSD)
         group = config.num_heads // config.num_kv_heads
         k_BNSH, v_BNSH = (kv.repeat_interleave(group, dim=1) for kv in (k_BKSH, v_BKSH))
-        logits_BNSS = q_BNSH @ k_BNSH.mT * config.head_dim**-0.5
+        wide = _wide(x_BSD.dtype)
+        logits_BNSS = q_BNSH.to(wide) @ k_BNSH.to(wide).mT * config.head_dim**-0.5
         future_SS = torch.ones(length, length, dtype=torch.bool, device=self.device).triu(1)
         weights_BNSS = logits_BNSS.masked_fill(future_SS, float("-inf")).softmax(dim=-1)
-        out_BSX = (weights_BNSS @ v_BNSH).transpose(1, 2).flatten(2)
+        out_BNSH = _product(weights_BNSS.to(x_BSD.dtype), v_BNSH)
+        out_BSX = out_BNSH.transpose(1, 2).flatten(2)
         return self._linear(layer + "self_attn.o_proj", out_BSX)
 
     def _mlp(self, layer: str, x_BSD: Tensor) -> Tensor:
@@ -77,18 +80,30 @@ class LlamaReference:
         return x_BSX.view(*x_BSX.shape[:2], -1, self.config.head_dim).transpose(1, 2)
 
     def _rotate(self, x_BNSH: Tensor) -> Tensor:
-        cos_SF, sin_SF = (table[: x_BNSH.shape[2]].to(x_BNSH.dtype) for table in self._table)
-        first, second = x_BNSH.chunk(2, dim=-1)
-        return torch.cat(
-            [first * cos_SF - second * sin_SF, second * cos_SF + first * sin_SF], dim=-1
-        )
+        wide = _wide(x_BNSH.dtype)
+        cos_SF, sin_SF = (table[: x_BNSH.shape[2]].to(wide) for table in self._table)
+        first, second = x_BNSH.to(wide).chunk(2, dim=-1)
+        rotated = [first * cos_SF - second * sin_SF, second * cos_SF + first * sin_SF]
+        return torch.cat(rotated, dim=-1).to(x_BNSH.dtype)
 
     def _norm(self, name: str, x_BSD: Tensor) -> Tensor:
-        mean_square = x_BSD.pow(2).mean(-1, keepdim=True)
-        scale = torch.rsqrt(mean_square + self.config.rms_norm_eps)
-        return x_BSD * scale * self._weights[name + ".weight"].to(x_BSD.dtype)
+        wide_BSD = x_BSD.to(_wide(x_BSD.dtype))
+        mean_square = wide_BSD.pow(2).mean(-1, keepdim=True)
+        normal_BSD = wide_BSD * torch.rsqrt(mean_square + self.config.rms_norm_eps)
+        return normal_BSD.to(x_BSD.dtype) * self._weights[name + ".weight"].to(x_BSD.dtype)
 
     def _linear(self, name: str, x_BSX: Tensor) -> Tensor:
         bias = self._weights.get(name + ".bias")
-        weight = self._weights[name + ".weight"].to(x_BSX.dtype)
-        return F.linear(x_BSX, weight, None if bias is None else bias.to(x_BSX.dtype))
+        out_BSX = _product(x_BSX, self._weights[name + ".weight"].mT)
+        return out_BSX if bias is None else out_BSX + bias.to(x_BSX.dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type that products and sums are accumulated in: at least float32, as float16 squares overflow."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply matrices, and round once to the type of ``a``."""
+    wide = _wide(a.dtype)
+    return (a.to(wide) @ b.to(wide)).to(a.dtype)

@@ -25,6 +25,8 @@ class CheckReport:
         notes: what backends say of themselves, by label.
         results: one for each check of each step, and for all that could not be run.
         seconds: wall-clock time of the run, loading included.
+        planned: how many cases were to be run, all backends together.
+        finished: how many of them were.
     """
 
     environment: Environment
@@ -37,6 +39,8 @@ class CheckReport:
     notes: Mapping[str, list[str]]
     results: tuple[CheckResult, ...]
     seconds: float
+    planned: int
+    finished: int
 
     @property
     def backends(self) -> list[str]:
@@ -45,8 +49,13 @@ class CheckReport:
 
     @property
     def is_green(self) -> bool:
-        """Tell whether something passed and nothing failed or broke."""
-        return is_green(self.results)
+        """Tell whether something passed, nothing failed or broke, and nothing was left out."""
+        return is_green(self.results) and not self.interrupted
+
+    @property
+    def interrupted(self) -> bool:
+        """Tell whether the run was stopped before its last case."""
+        return self.finished < self.planned
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as a JSON object."""
@@ -60,6 +69,9 @@ class CheckReport:
             "summary": {
                 "green": self.is_green,
                 "seconds": round(self.seconds, 3),
+                "interrupted": self.interrupted,
+                "cases_planned": self.planned,
+                "cases_finished": self.finished,
                 **{outcome.value: counts[outcome] for outcome in Outcome},
             },
             "notes": dict(self.notes),

@@ -20,6 +20,9 @@ DTYPES = {
 }
 """Element types by the names that the command takes."""
 
+MOST_TOKENS = 2**20
+"""The largest bucket that makes sense: a thousand times what saturates a GPU."""
+
 
 def select_cases(names: Sequence[str], buckets: TokenBuckets, *, max_context: int) -> list[Case]:
     """Return the cases called ``names``, or all built-in ones; a name that ends in ``.json`` is a file of cases.
@@ -37,18 +40,25 @@ def select_cases(names: Sequence[str], buckets: TokenBuckets, *, max_context: in
             raise CaseError(
                 f"no case {name!r}; known cases: {', '.join(builtin)} (or the path of a .json file)"
             )
-    selected = {case.name: case for case in cases}
+    selected: dict[str, Case] = {}
+    for case in cases:
+        if selected.setdefault(case.name, case) != case:
+            raise CaseError(f"two different cases are called {case.name!r}: rename one of them")
     return list(selected.values()) if names else list(builtin.values())
 
 
 def parse_buckets(text: str) -> TokenBuckets:
-    """Read comma-separated token counts; raises BucketError for a ladder that makes no sense."""
+    """Read comma-separated token counts; raises BucketError or HarnessError for a ladder that makes no sense."""
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise HarnessError(
             f"buckets {text!r} are no whole numbers with commas between, such as 16,64,256"
         ) from error
+    if max(sizes) > MOST_TOKENS:
+        raise HarnessError(
+            f"bucket {max(sizes)} is too large: at most {MOST_TOKENS} tokens are possible"
+        )
     return TokenBuckets(sizes)
 
 

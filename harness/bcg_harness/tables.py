@@ -74,14 +74,20 @@ def summary_line(report: CheckReport) -> str:
     """Return counts of outcomes, as markup."""
     counts = tally(report.results)
     parts = [
-        f"[{_STYLES[outcome]}]{counts[outcome]} {outcome.value}[/]"
+        f"[{_STYLES[outcome]}]{counts[outcome]} {_counted(outcome, counts[outcome])}[/]"
         for outcome in Outcome
         if counts[outcome] or outcome in (Outcome.PASSED, Outcome.FAILED)
     ]
     line = f"{', '.join(parts)} in {report.seconds:.1f} s"
+    if report.interrupted:
+        line += f", interrupted after {report.finished} of {report.planned} cases"
     if not counts[Outcome.PASSED]:
         line += ": [bold red]nothing was checked with success, so this run is not green[/]"
     return line
+
+
+def _counted(outcome: Outcome, count: int) -> str:
+    return "errors" if outcome is Outcome.ERROR and count > 1 else outcome.value
 
 
 def problem_lines(report: CheckReport) -> Iterator[str]:

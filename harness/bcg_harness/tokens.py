@@ -26,7 +26,7 @@ class RandomTokens(TokenSource):
 
     def tokens(self, sequence: int, length: int) -> list[int]:
         """Return the first ``length`` token ids of ``sequence``."""
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + sequence)
+        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + sequence) % 2**63)
         # Element by element, so that a longer draw starts like a shorter one.
         drawn = torch.rand(length, generator=generator, dtype=torch.float64)
         return (drawn * self._vocab_size).long().tolist()

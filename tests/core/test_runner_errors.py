@@ -265,8 +265,9 @@ def test_an_exception_while_preparing_metadata_leaves_the_runner_usable(
     runner = make_runner()
     with monkeypatch.context() as patch:
         patch.setattr(runner.backend, "update_bucket_metadata", fail_with(MistakeError()))
-        with pytest.raises(MistakeError):
+        with pytest.raises(MistakeError) as caught:
             runner.prefill(make_batch(3))
+    assert caught.value.__notes__ == ["raised while preparing a batch for backend 'toy'"]
     still_works(runner, make_batch)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bcg_harness import Comparison, Errors, bit_equal, compare
-from bcg_harness.budgets import Measured, RowErrors
+from bcg_harness.budgets import Measured, RowErrors, worst
 from bcg_harness.budgets import judge as judge_measured
 
 EXACT = Errors(whole=0.0, row=0.0)
@@ -89,8 +89,8 @@ def test_zeros_that_should_be_zeros_never_pass_otherwise() -> None:
 
 def test_one_rounding_step_is_allowed_where_the_reference_is_exact() -> None:
     ones = torch.ones(3, 4, dtype=torch.float64)
-    assert compare(ones.float() * (1 + 2**-23), ones, low=EXACT, what="it").within
-    assert not compare(ones.float() * (1 + 2**-22), ones, low=EXACT, what="it").within
+    assert compare(ones.float() * (1 - 2**-24), ones, low=EXACT, what="it").within
+    assert not compare(ones.float() * (1 + 2**-23), ones, low=EXACT, what="it").within
 
 
 def test_the_worst_stretch_is_found_wherever_it_is() -> None:
@@ -144,3 +144,34 @@ def test_every_measurement_is_judged() -> None:
 
 def test_what_is_not_finite_is_never_within() -> None:
     assert not judge_measured([measured(math.inf, math.inf)]).within
+
+
+@pytest.mark.parametrize("spoiled", [math.inf, math.nan])
+def test_a_low_precision_result_that_is_not_finite_does_not_hide_the_first_wrong_one(
+    spoiled: float,
+) -> None:
+    first, behind = measured(math.inf, 1e-6), measured(math.inf, spoiled)
+    comparison = judge_measured([first, behind])
+    assert not comparison.within
+    assert comparison.judgeable
+    assert comparison.load == math.inf
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-9, 0.4, math.inf, math.nan])
+@pytest.mark.parametrize("budget", [math.inf, math.nan, 0.51])
+def test_a_budget_that_cannot_judge_passes_nothing(error: float, budget: float) -> None:
+    comparison = Comparison(error=error, budget=budget, what="it")
+    assert not comparison.judgeable
+    assert not comparison.within
+    assert comparison.load == math.inf
+
+
+def test_no_number_is_infinitely_wrong() -> None:
+    nan = Comparison(error=math.nan, budget=1e-3, what="nan")
+    wrong = Comparison(error=1.0, budget=1e-3, what="wrong")
+    assert nan.load == math.inf
+    assert worst([wrong, nan]) is worst([nan, wrong]) is nan
+
+
+def test_any_error_exceeds_a_budget_of_zero() -> None:
+    assert Comparison(error=1e-30, budget=0.0, what="it").load == math.inf

@@ -1,11 +1,22 @@
 """Backends are found, variant by variant, or it is said why not."""
 
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
-from bcg_core import ENTRY_POINT_GROUP, BackendRegistry, UnknownBackendError
+from bcg_core import (
+    ENTRY_POINT_GROUP,
+    AttentionBackend,
+    BackendRegistry,
+    Capabilities,
+    UnknownBackendError,
+)
 from bcg_harness import Candidate, CheckResult, Outcome, select_backends
 from bcg_harness.testing import MaskBackend, NoPrefix, Variants
 
@@ -78,7 +89,87 @@ def test_another_kind_of_device_is_a_skip_that_names_the_limit(registry: Backend
     meta = torch.device("meta")
     usable, others = select_backends(["mask"], registry, device=meta, required=True)
     assert usable == []
-    assert reasons(others) == [(Outcome.SKIPPED, "mask", "devices: runs on cpu, cuda, not on meta")]
+    assert reasons(others) == [
+        (Outcome.SKIPPED, "mask", "devices: runs on cpu, cuda, not on meta (try --device cpu)")
+    ]
+
+
+def test_advice_has_the_prefix_of_the_options_at_hand(registry: BackendRegistry) -> None:
+    meta = torch.device("meta")
+    _, others = select_backends(
+        ["mask"], registry, device=meta, required=True, option_prefix="--bcg-"
+    )
+    assert others[0].detail.endswith("(try --bcg-device cpu)")
+
+
+class NoVariants(MaskBackend):
+    name = "no-variants"
+
+    @classmethod
+    def variants(cls) -> Sequence[Mapping[str, Any]]:
+        return []
+
+
+class NoCapabilities(MaskBackend):
+    name = "no-capabilities"
+    capabilities = cast("Capabilities", {"gqa": True})
+
+
+class SelectsNoCapabilities(MaskBackend):
+    name = "selects-no-capabilities"
+
+    @classmethod
+    def select(cls, options: Mapping[str, Any]) -> tuple[type[AttentionBackend], dict[str, Any]]:
+        return NoCapabilities, dict(options)
+
+
+class ExitsWhenAsked(MaskBackend):
+    name = "exits-when-asked"
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        sys.exit("not on this machine")
+
+
+@pytest.fixture
+def exits_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "bcg_test_exits_at_import.py").write_text("raise SystemExit('no')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "bcg_test_exits_at_import:Backend"
+
+
+def with_mask(value: str) -> BackendRegistry:
+    values = {"bad": value, "mask": "bcg_harness.testing:MaskBackend"}
+    return BackendRegistry(
+        {name: [EntryPoint(name, value, ENTRY_POINT_GROUP)] for name, value in values.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        (NoVariants, r"variants\(\) is empty"),
+        (NoCapabilities, "apabilities"),
+        (SelectsNoCapabilities, "capabilities is {'gqa': True}"),
+        (ExitsWhenAsked, "SystemExit: not on this machine"),
+    ],
+)
+def test_a_broken_plug_in_is_an_error_and_hides_nobody(
+    backend: type[AttentionBackend], message: str
+) -> None:
+    registry = with_mask(f"{__name__}:{backend.__name__}")
+    usable, others = select_backends(["bad", "mask"], registry, device=CPU, required=False)
+    assert labels(usable) == ["mask"]
+    assert [result.outcome for result in others] == [Outcome.ERROR]
+    assert re.search(message, others[0].detail)
+    assert others[0].traceback
+
+
+def test_an_exit_at_import_is_an_error_and_hides_nobody(exits_at_import: str) -> None:
+    registry = with_mask(exits_at_import)
+    usable, others = select_backends(["bad", "mask"], registry, device=CPU, required=False)
+    assert labels(usable) == ["mask"]
+    assert [result.outcome for result in others] == [Outcome.ERROR]
 
 
 def test_a_label_is_the_name_where_there_are_no_options() -> None:

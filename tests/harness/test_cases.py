@@ -96,6 +96,22 @@ def test_sequences_that_come_once_have_no_prefix() -> None:
             "start at 0",
             id="negative-sequence",
         ),
+        pytest.param("[]", "no cases in an empty list", id="empty-list"),
+        pytest.param(
+            '{"name": "a", "steps": [{"requests": [[0, 1]]}], "page": 4}',
+            "unknown key 'page'; possible are name, description, steps",
+            id="unknown-key",
+        ),
+        pytest.param(
+            '{"name": "a", "steps": [{"requests": [[0, 1]], "check": true}]}',
+            "unknown key 'check'; possible are requests, checked",
+            id="unknown-key-in-step",
+        ),
+        pytest.param(
+            json.dumps([{"name": "a", "steps": [{"requests": [[0, 1]]}]}] * 2),
+            "two cases are called 'a'",
+            id="name-twice",
+        ),
         pytest.param(
             '{"name": "a", "steps": [{"requests": [[0, 1], [0, 2]]}]}', "twice", id="sequence-twice"
         ),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bcg_core import ENTRY_POINT_GROUP, registry
-from bcg_harness import CHECK_NAMES, builtin_cases
+from bcg_harness import CHECK_NAMES, CheckResult, Matrix, builtin_cases, cli_check
 from bcg_harness.cli import app
 
 QUICK = ["check", "--buckets", "16,64", "--case", "two-requests"]
@@ -169,7 +170,7 @@ def test_a_dtype_that_is_not_served_is_a_skip_that_names_it(
     only_backends(mask="bcg_harness.testing:MaskBackend", few="bcg_harness.testing:NoFloat32")
     result = bcg(*QUICK)
     assert result.exit_code == 0, result.output
-    assert "dtypes: takes bfloat16, not float32" in result.output
+    assert "dtypes: takes bfloat16, not float32 (try --dtype bfloat16)" in result.output
 
 
 def test_a_broken_entry_point_exits_with_1_and_hides_nobody(
@@ -214,11 +215,13 @@ def test_a_context_beyond_the_model_is_a_skip_that_names_it(
         pytest.param(["--device", "tpu"], "possible are cpu and cuda", id="device"),
         pytest.param(["--buckets", "64,16"], "ascending", id="buckets-descending"),
         pytest.param(["--buckets", "16,many"], "whole numbers", id="buckets-words"),
+        pytest.param(["--buckets", "99999999999"], "at most 1048576", id="buckets-huge"),
         pytest.param(["--json", "/no/such/place/out.json"], "cannot write", id="json"),
         pytest.param(["--json", "/"], "cannot write", id="json-directory"),
         pytest.param(["--text", __file__], "has no tokenizer", id="text-without-tokenizer"),
         pytest.param(["--text", "nowhere.md"], "nowhere.md", id="text"),
         pytest.param(["--seed", "-1"], "seed", id="seed"),
+        pytest.param(["--seed", str(2**63)], "seed", id="seed-huge"),
         pytest.param(["--no-such-option"], "No such option", id="option"),
     ],
 )
@@ -238,8 +241,91 @@ def test_cuda_without_a_gpu_exits_with_2(bcg: Callable[..., Result]) -> None:
     assert "--device cpu" in result.stderr
 
 
-def test_list_cases_runs_nothing(bcg: Callable[..., Result]) -> None:
-    result = bcg("check", "--list-cases")
-    assert result.exit_code == 0
-    assert "cached-prefixes" in result.output
-    assert "passed" not in result.output
+@pytest.fixture
+def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that has Ctrl-C pressed after so many cases."""
+
+    def arrange(cases: int) -> None:
+        check_case, calls = Matrix.check_case, count()
+
+        def interrupted(*args: Any) -> list[CheckResult]:
+            if next(calls) == cases:
+                raise KeyboardInterrupt
+            return check_case(*args)
+
+        monkeypatch.setattr(Matrix, "check_case", interrupted)
+
+    return arrange
+
+
+THREE = ["check", "--buckets", "16,64", "--backend", "sdpa"]
+THREE += ["--case", "one-token", "--case", "two-requests", "--case", "two-chunks"]
+
+
+def test_an_interrupted_run_shows_and_writes_what_it_has(
+    bcg: Callable[..., Result], interrupt_after: Callable[[int], None], tmp_path: Path
+) -> None:
+    interrupt_after(2)
+    result = bcg(*THREE, "--json", str(tmp_path / "out.json"))
+    assert result.exit_code == 130
+    assert "interrupted after 2 of 3 cases" in result.output
+    raw = json.loads((tmp_path / "out.json").read_text())
+    assert {r["case"] for r in raw["results"]} == {"one-token", "two-requests"}
+    assert raw["summary"]["interrupted"] is True
+    assert raw["summary"]["green"] is False
+
+
+def test_a_run_interrupted_before_its_first_case_writes_nothing(
+    bcg: Callable[..., Result], interrupt_after: Callable[[int], None], tmp_path: Path
+) -> None:
+    interrupt_after(0)
+    result = bcg(*THREE, "--json", str(tmp_path / "out.json"))
+    assert result.exit_code == 130
+    assert "interrupted before the first case" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_of_the_json_file_leaves_it_as_it_was(
+    bcg: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "out.json").write_text("{}")
+    assert bcg(*QUICK, "--json", str(tmp_path / "out.json"), "--model", "no/dir").exit_code == 2
+    assert (tmp_path / "out.json").read_text() == "{}"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, as Linux has")
+def test_a_full_device_is_refused_early(bcg: Callable[..., Result]) -> None:
+    result = bcg(*QUICK, "--json", "/dev/full")
+    assert result.exit_code == 2
+    assert "cannot write /dev/full: No space left on device" in result.stderr
+
+
+def test_json_carries_the_traceback_of_an_error(
+    bcg: Callable[..., Result], only_backends: Callable[..., None], tmp_path: Path
+) -> None:
+    only_backends(bad="bcg_harness.testing:Raises")
+    result = bcg(*QUICK, "--json", str(tmp_path / "out.json"))
+    assert result.exit_code == 1
+    assert "1 error in" in result.output
+    (error,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert "Traceback" in error["traceback"]
+    assert "Traceback" not in result.output
+
+
+def test_errors_are_counted_in_the_plural(
+    bcg: Callable[..., Result], only_backends: Callable[..., None]
+) -> None:
+    only_backends(a="no_such_module:Backend", b="no_such_module:Backend")
+    assert "2 errors in" in bcg(*QUICK).output
+
+
+def test_what_does_not_fit_in_memory_exits_with_2(
+    bcg: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cli_check, "Matrix", make)
+    result = bcg(*QUICK)
+    assert result.exit_code == 2
+    assert "does not fit in memory: choose smaller --buckets" in result.stderr

@@ -1,6 +1,7 @@
 """Numbers carry their context."""
 
 import json
+import platform
 import subprocess
 from typing import Any
 
@@ -18,6 +19,11 @@ def test_the_environment_names_hardware_and_versions() -> None:
     assert environment.libraries["torch"] == torch.__version__
     assert "breakable-cuda-graph" in environment.libraries
     assert environment.driver is None
+
+
+def test_the_environment_names_system_and_machine_alone() -> None:
+    found = Environment.of(torch.device("cpu")).platform
+    assert found == f"{platform.system()} {platform.machine()}"
 
 
 def test_the_environment_is_json() -> None:

@@ -1,9 +1,10 @@
 """Every fault that the checks exist for is found, and by the check that is there for it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 from bcg_core import AttentionBackend, PrefillModel, PrefillRunner, TokenBuckets
 from bcg_harness import CHECK_NAMES, CheckResult, Matrix, Outcome, RandomTokens, builtin_cases
@@ -17,6 +18,7 @@ from bcg_harness.testing import (
     ForgetsPaddedOutput,
     FreezesMetadata,
     FreezesSlots,
+    GivesNaN,
     HonestlyNoisy,
     IgnoresLengths,
     IgnoresPrefix,
@@ -28,12 +30,14 @@ from bcg_harness.testing import (
     Raises,
     RunsPythonAgain,
     SamplesWrongRow,
+    ScalesTooMuch,
     SkipsBreak,
     TrustsUnwrittenSlots,
     WritesCache,
     WritesRowR,
+    ZeroesPageTable,
 )
-from bcg_llama import LlamaModel
+from bcg_llama import PRESETS, LlamaModel, random_llama
 
 BUCKETS = TokenBuckets([8, 32])
 CASES = [
@@ -73,6 +77,15 @@ FAULTS = {
     ),
     "backend-assumes-contiguous-pages": Fault(
         backend=AssumesContiguousPages, found_by={"attention", "oracle"}, spares=MECHANISM
+    ),
+    "backend-zeroes-page-table": Fault(
+        backend=ZeroesPageTable, found_by={"attention", "oracle"}, spares=MECHANISM
+    ),
+    "backend-scales-too-much": Fault(
+        backend=ScalesTooMuch, found_by={"attention", "oracle"}, spares={"bit_equal", *MECHANISM}
+    ),
+    "backend-gives-nan": Fault(
+        backend=GivesNaN, found_by={"attention", "oracle"}, spares={"structure"}
     ),
     "backend-keeps-stale-rows": Fault(
         backend=KeepsStaleRows, found_by={"bit_equal", "attention", "oracle"}, spares=MECHANISM
@@ -157,6 +170,24 @@ def test_fault_is_found_by_its_check(fault: Fault, small_model: LlamaModel) -> N
     assert [result for result in results if result.outcome is Outcome.ERROR] == []
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("backend", [ScalesTooMuch, GivesNaN, ZeroesPageTable])
+def test_faults_in_numbers_are_found_in_16_bit_types(
+    backend: type[AttentionBackend], dtype: torch.dtype
+) -> None:
+    model = random_llama(replace(PRESETS["tiny"], num_layers=2), dtype=dtype)
+    results = results_of(Fault(backend=backend, found_by=set(), spares=set()), model)
+    failed = [result for result in results if result.outcome is Outcome.FAILED]
+    assert "attention" in {result.check for result in failed}
+
+
+def test_the_layer_that_gives_nan_is_named(small_model: LlamaModel) -> None:
+    results = results_of(Fault(backend=GivesNaN, found_by=set(), spares=set()), small_model)
+    details = [result.detail for result in results if result.check == "attention"]
+    assert details
+    assert all(detail.startswith("layer 0, request 0: error inf") for detail in details)
+
+
 def test_declared_noise_is_held_to_a_budget(small_model: LlamaModel) -> None:
     fault = Fault(backend=HonestlyNoisy, found_by=set(), spares=set(CHECK_NAMES))
     results = results_of(fault, small_model)
@@ -168,7 +199,9 @@ def test_an_exception_is_an_error_of_its_case_alone(small_model: LlamaModel) -> 
     results = results_of(Fault(backend=Raises, found_by=set(), spares=set()), small_model)
     errors = {result.case: result.detail for result in results if result.outcome is Outcome.ERROR}
     assert set(errors) == {"cached-prefixes", "large-then-small"}
-    assert errors["large-then-small"] == "RuntimeError: one request at a time, please"
+    assert errors["large-then-small"].startswith(
+        "RuntimeError: one request at a time, please (faulty_backends.py:"
+    )
     assert {result.case for result in results if result.outcome is Outcome.PASSED} == {
         "one-request",
         "five-chunks",

@@ -1,10 +1,13 @@
 """A model is found by what it is called, with the tokens that go with it."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from bcg_core import CheckpointError
-from bcg_harness import HarnessError, RandomTokens, resolve_model
+from bcg_harness import HarnessError, RandomTokens, models, resolve_model
+from bcg_harness.memory import has_to_fit
 from bcg_llama import PRESETS
 
 FLOAT32, CPU = torch.float32, torch.device("cpu")
@@ -28,6 +31,38 @@ def test_an_unknown_model_is_refused_with_the_presets() -> None:
     with pytest.raises(CheckpointError) as caught:
         resolve_model("no/such/model", dtype=FLOAT32, device=CPU)
     assert any("tiny-mqa" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(torch.OutOfMemoryError("CUDA out of memory"), id="cuda"),
+        pytest.param(RuntimeError("DefaultCPUAllocator: can't allocate memory"), id="cpu"),
+        pytest.param(MemoryError(), id="python"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def make(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(models, "random_llama", make)
+    with pytest.raises(HarnessError, match="does not fit in memory: choose a smaller model"):
+        resolve_model("tiny", dtype=FLOAT32, device=CPU)
+
+
+def test_torch_says_so_when_there_is_no_memory() -> None:
+    with (
+        pytest.raises(HarnessError, match="it does not fit"),
+        has_to_fit("it", hint="take less"),
+    ):
+        torch.empty(2**60, dtype=torch.uint8)
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="size"), has_to_fit("it", hint="take less"):
+        torch.empty(2) @ torch.empty(3)
 
 
 def test_tokens_are_random_without_a_text() -> None:

@@ -1,6 +1,8 @@
 """A run is green only if something passed and nothing failed."""
 
+import json
 import math
+import re
 
 import pytest
 
@@ -46,6 +48,29 @@ def test_json_has_no_infinity() -> None:
     raw = CheckResult.of(finding, backend="b", case="c", step=2).to_json()
     assert raw["error"] is None
     assert raw["outcome"] == "failed"
+
+
+@pytest.mark.parametrize("budget", [math.inf, math.nan, 0.6])
+def test_a_budget_that_cannot_judge_is_an_error(budget: float) -> None:
+    finding = Finding.of("oracle", Comparison(error=1e-3, budget=budget, what="request 1"))
+    result = CheckResult.of(finding, backend="b", case="c", step=2)
+    assert result.outcome is Outcome.ERROR
+    assert result.detail.startswith("request 1: cannot be judged: budget ")
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+def test_an_error_is_described_with_the_place_where_it_was_raised() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        math.fmod(1, 1 // 0)
+    assert re.fullmatch(r"ZeroDivisionError: .* \(test_outcome\.py:\d+\)", describe(caught.value))
+
+
+def test_a_broken_result_keeps_the_traceback() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        math.fmod(1, 1 // 0)
+    raw = CheckResult.broken(caught.value, backend="b", case="c", step=1).to_json()
+    assert raw["outcome"] == "error"
+    assert "math.fmod(1, 1 // 0)" in raw["traceback"]
 
 
 def test_an_error_is_described_with_its_notes() -> None:

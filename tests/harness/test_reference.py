@@ -1,17 +1,19 @@
 """The reference and the oracle are right by arguments that do not use the library."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from bcg_core import KVSequence, PagedKVCache, PrefillBatch, causal_attention
+from bcg_core import KVSequence, PagedKVCache, PrefillBatch, causal_attention, low_attention
+from bcg_core.attention import sequential_matmul, tensor_core_matmul
 from bcg_core.batch import Chunk
 from bcg_harness import LlamaReference, RandomTokens
-from bcg_harness.oracle import HiddenOracle, cached_slots, tensor_core_matmul
+from bcg_harness.oracle import HiddenOracle, cached_slots
 from bcg_harness.reference import high_precision
-from bcg_llama import LlamaModel
+from bcg_llama import PRESETS, LlamaModel, random_llama
 
 
 def heads(rows: int, count: int, seed: int) -> Tensor:
@@ -139,6 +141,55 @@ def test_longer_stretches_have_smaller_errors(oracle: HiddenOracle) -> None:
     assert (
         0 < oracle.low_errors(40).whole < oracle.low_errors(12).whole < oracle.low_errors(1).whole
     )
+
+
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+
+
+@HALVES
+def test_attention_in_16_bit_types_errs_by_a_rounding_step(dtype: torch.dtype) -> None:
+    q, k, v = (heads(rows, count, 4).to(dtype) for rows, count in ((30, 4), (50, 2), (50, 2)))
+    low = low_attention(q, k, v, scale=0.3)
+    high = causal_attention(q, k, v, scale=0.3, dtype=torch.float64)
+    assert low.dtype == dtype
+    assert 0 < ((low - high).norm() / high.norm()).item() < torch.finfo(dtype).eps / 2
+
+
+@HALVES
+def test_attention_of_large_logits_does_not_lose_them(dtype: torch.dtype) -> None:
+    q, k, v = (heads(rows, 2, 5).to(dtype) * 16 for rows in (30, 50, 50))
+    low = low_attention(q, k, v, scale=1.0)
+    high = causal_attention(q, k, v, scale=1.0, dtype=torch.float64)
+    assert ((low - high).norm() / high.norm()).item() < torch.finfo(dtype).eps
+
+
+def test_attention_in_float32_stays_in_float32() -> None:
+    q, k, v = (heads(rows, 2, 6).float() for rows in (30, 50, 50))
+    low = low_attention(q, k, v, scale=0.3)
+    high = causal_attention(q, k, v, scale=0.3, dtype=torch.float64)
+    assert low.dtype == torch.float32
+    assert 0 < ((low - high).norm() / high.norm()).item() < 1e-6
+
+
+def test_sums_in_sequence_stay_in_float32_and_err_as_much_for_one_row_as_for_many() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(128, 128, generator=generator) for _ in range(2))
+    exact = a.double() @ b.double()
+    many = sequential_matmul(a, b)
+    one = torch.cat([sequential_matmul(row[None], b) for row in a])
+    errors = [((found - exact).norm() / exact.norm()).item() for found in (many, one)]
+    assert errors[0] == pytest.approx(errors[1], rel=0.1)
+    assert 1e-7 < errors[0] < 1e-6
+
+
+@HALVES
+def test_squares_beyond_float16_do_not_spoil_the_reference(dtype: torch.dtype) -> None:
+    model = random_llama(replace(PRESETS["tiny"], num_layers=1), dtype=dtype)
+    model.weights.embedding_VD[:, 3] = 1000.0  # its square is no float16
+    token_ids = [RandomTokens(model.spec.vocab_size).tokens(0, 40)]
+    reference = LlamaReference(model)
+    low, high = (reference.hidden(token_ids, kind)[0] for kind in (dtype, torch.float32))
+    assert ((low - high).norm() / high.norm()).item() < 0.05
 
 
 def test_tensor_core_products_lie_between_float32_and_16_bit_ones() -> None:

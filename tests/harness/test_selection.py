@@ -38,6 +38,17 @@ def test_cases_come_from_files_too(tmp_path: Path) -> None:
     assert [case.name for case in cases] == ["mine", "one-token"]
 
 
+def test_a_case_named_twice_is_run_once() -> None:
+    assert len(select_cases(["one-token", "one token"], BUCKETS, max_context=2048)) == 1
+
+
+def test_two_different_cases_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"name": "one-token", "steps": [{"requests": [[0, 3]]}]}))
+    with pytest.raises(CaseError, match="two different cases are called 'one-token'"):
+        select_cases([str(file), "one-token"], BUCKETS, max_context=2048)
+
+
 def test_an_unknown_case_is_refused_with_the_known_ones() -> None:
     with pytest.raises(CaseError, match="one-request, two-requests"):
         select_cases(["three-requests"], BUCKETS, max_context=2048)
@@ -60,6 +71,9 @@ def test_a_bad_case_file_is_named(tmp_path: Path) -> None:
     [
         pytest.param("16,x", HarnessError, id="word"),
         pytest.param("", HarnessError, id="empty"),
+        pytest.param("16,1048577", HarnessError, id="large"),
+        pytest.param("99999999999", HarnessError, id="huge"),
+        pytest.param("9" * 5000, HarnessError, id="absurd"),
         pytest.param("64,16", BucketError, id="descending"),
         pytest.param("16,16", BucketError, id="twice"),
         pytest.param("0,16", BucketError, id="zero"),

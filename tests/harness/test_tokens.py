@@ -23,6 +23,10 @@ def test_random_tokens_are_in_the_vocabulary() -> None:
     assert set(RandomTokens(7).tokens(0, 500)) == set(range(7))
 
 
+def test_the_largest_seed_is_taken() -> None:
+    assert len(RandomTokens(1000, seed=2**63 - 1).tokens(7, 20)) == 20
+
+
 def test_another_seed_gives_other_tokens() -> None:
     assert RandomTokens(1000, seed=1).tokens(0, 20) != RandomTokens(1000, seed=2).tokens(0, 20)
 

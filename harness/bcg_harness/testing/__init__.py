@@ -5,15 +5,18 @@ from bcg_harness.testing.faulty_backends import (
     AssumesContiguousPages,
     ChangesQueries,
     FreezesMetadata,
+    GivesNaN,
     HonestlyNoisy,
     IgnoresLengths,
     IgnoresPrefix,
     KeepsStaleRows,
     Noisy,
     Raises,
+    ScalesTooMuch,
     TrustsUnwrittenSlots,
     WritesCache,
     WritesRowR,
+    ZeroesPageTable,
 )
 from bcg_harness.testing.faulty_models import AttendsInSegment, KeepsPythonState, SkipsBreak
 from bcg_harness.testing.faulty_runners import (
@@ -39,6 +42,7 @@ __all__ = [
     "ForgetsPaddedOutput",
     "FreezesMetadata",
     "FreezesSlots",
+    "GivesNaN",
     "HonestlyNoisy",
     "IgnoresLengths",
     "IgnoresPrefix",
@@ -54,9 +58,11 @@ __all__ = [
     "RerunningEngine",
     "RunsPythonAgain",
     "SamplesWrongRow",
+    "ScalesTooMuch",
     "SkipsBreak",
     "TrustsUnwrittenSlots",
     "Variants",
     "WritesCache",
     "WritesRowR",
+    "ZeroesPageTable",
 ]

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bcg_core import Capabilities, PagedKVCache, PrefillBatch
+from bcg_core import AttentionSpec, BackendLimits, Capabilities, PagedKVCache, PrefillBatch
 from bcg_harness.testing.mask_backend import MaskBackend
 
 
@@ -67,6 +67,26 @@ class AssumesContiguousPages(MaskBackend):
         return slots_S % self.num_slots
 
 
+class ZeroesPageTable(MaskBackend):
+    """Take page 0 for every page of every request."""
+
+    name: ClassVar[str] = "zeroes-page-table"
+
+    def request_slots(self, batch: PrefillBatch, request: int) -> Tensor:
+        """Stay in the first page."""
+        return super().request_slots(batch, request) % batch.page_size
+
+
+class ScalesTooMuch(MaskBackend):
+    """Take a softmax scale that is 1 % too large."""
+
+    name: ClassVar[str] = "scales-too-much"
+
+    def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
+        super().__init__(spec, limits, device)
+        self.scale *= 1.01
+
+
 class KeepsStaleRows(MaskBackend):
     """Refresh the bucket's metadata without clearing what an earlier batch left in it."""
 
@@ -112,6 +132,26 @@ class WritesRowR(MaskBackend):
         if (start + row) * out_RNH.element_size() <= out_RNH.untyped_storage().nbytes():
             out_RNH.as_strided((row,), (1,), start).fill_(1.0)
         return super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+
+
+class GivesNaN(MaskBackend):
+    """Return NaN in the first layer, behind which everything is NaN."""
+
+    name: ClassVar[str] = "gives-nan"
+
+    def forward(
+        self,
+        q_RNH: Tensor,
+        k_RKH: Tensor,
+        v_RKH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: Tensor,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Attend, and spoil the result of layer 0."""
+        result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+        return result.fill_(float("nan")) if layer == 0 else result
 
 
 class ChangesQueries(MaskBackend):

@@ -40,6 +40,7 @@ class MaskBackend(AttentionBackend):
 
     def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
         super().__init__(spec, limits, device)
+        self.scale = spec.scale
         self.num_slots = limits.num_pages * spec.page_size
 
     def visible_slots(self, batch: PrefillBatch, request: int) -> list[Tensor]:
@@ -92,7 +93,7 @@ class MaskBackend(AttentionBackend):
         keys_SKH, values_SKH = (cached.float() for cached in kv_cache.flat(layer))
         mask_RS = metadata[: q_RNH.shape[0]]
         q_RKGH = q_RNH.float().unflatten(1, (self.spec.num_kv_heads, -1))
-        logits_KGRS = torch.einsum("rkgh,skh->kgrs", q_RKGH, keys_SKH) * self.spec.scale
+        logits_KGRS = torch.einsum("rkgh,skh->kgrs", q_RKGH, keys_SKH) * self.scale
         weights_KGRS = logits_KGRS.masked_fill(~mask_RS, float("-inf")).softmax(dim=-1)
         result_RKGH = torch.einsum("kgrs,skh->rkgh", weights_KGRS, values_SKH)
         return out_RNH.copy_(result_RKGH.flatten(1, 2))
