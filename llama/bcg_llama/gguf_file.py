@@ -5,9 +5,10 @@ read here or refused: RoPE scaling, and tensors that its Llama does not have.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import redirect_stderr
 from dataclasses import replace
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def open_gguf(path: Path, dtype: torch.dtype | None) -> Checkpoint:
     rope = _rope_parameters(path, reader)
     divisors = next((t.data for t in reader.tensors if t.name == "rope_freqs.weight"), None)
     try:
-        with _no_progress_bars():
+        with redirect_stderr(StringIO()):  # progress bars of its own, also into logs
             model = LlamaForCausalLM.from_pretrained(
                 str(path.parent), gguf_file=path.name, dtype=dtype
             )
@@ -82,20 +83,6 @@ def open_gguf(path: Path, dtype: torch.dtype | None) -> Checkpoint:
         shapes={name: tuple(tensor.shape) for name, tensor in state.items()},
         tensors=read,
     )
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing bars of its own, into logs or across the caller's."""
-    from transformers.utils import logging
-
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()
 
 
 def _needs(path: Path, package: str | None) -> CheckpointError:
