@@ -1,8 +1,6 @@
 """``bcg check``: run the correctness matrix and print it."""
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -10,14 +8,13 @@ from time import perf_counter
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress as Bar
-from rich.progress import TaskID
 
 from bcg_core import BackendRegistry, negotiate_page_size
 from bcg_harness.candidates import Candidate, select_backends
 from bcg_harness.cli_errors import usage_errors
+from bcg_harness.cli_progress import progress_bar
 from bcg_harness.environment import Environment
-from bcg_harness.errors import HarnessError
+from bcg_harness.json_file import require_writable, write_json
 from bcg_harness.matrix import Matrix
 from bcg_harness.memory import has_to_fit
 from bcg_harness.models import resolve_model
@@ -54,33 +51,6 @@ class CheckOptions:
     json: Path | None = None
 
 
-class ProgressBar(Progress):
-    """Show progress as one bar on stderr, replaced phase by phase."""
-
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
-        self._task: TaskID | None = None
-
-    def start(self, what: str, total: int) -> None:
-        """Show a new bar in place of the last."""
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(what, total=total)
-
-    def advance(self, count: int = 1) -> None:
-        """Move the bar on."""
-        if self._task is not None:
-            self._bar.advance(self._task, count)
-
-
-@contextmanager
-def progress_bar() -> Iterator[ProgressBar]:
-    """Show a bar while the block runs, if stderr is a terminal."""
-    console = Console(stderr=True)
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield ProgressBar(bar)
-
-
 def check_backends(options: CheckOptions) -> None:
     """Run what ``options`` ask for, print it, and exit: 0 if green, 1 if not, 2 for wrong use, 130 if interrupted."""
     try:
@@ -102,7 +72,7 @@ def check_backends(options: CheckOptions) -> None:
     console.print(summary_line(report), highlight=False)
     if options.json is not None:
         with usage_errors():
-            write_json(report, options.json)
+            write_json(report.to_json(), options.json)
         console.print(f"written to {options.json}", highlight=False, markup=False)
     if report.interrupted:
         raise typer.Exit(_INTERRUPTED)
@@ -117,7 +87,7 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
     """
     started = perf_counter()
     if options.json is not None:
-        _require_writable(options.json)
+        require_writable(options.json)
     device = parse_device(options.device)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -183,15 +153,6 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
     )
 
 
-def write_json(report: CheckReport, path: Path) -> None:
-    """Write ``report`` to ``path``; raises HarnessError where that is not possible."""
-    try:
-        text = json.dumps(report.to_json(), indent=1, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise HarnessError(f"cannot write {path}: {error}") from error
-
-
 def _with_advice(result: CheckResult, candidate: Candidate, dtype: torch.dtype) -> CheckResult:
     """Add to a backend that was skipped for its dtypes which one to try."""
     served = candidate.selected.capabilities.dtypes
@@ -211,25 +172,3 @@ def _loading(progress: Progress) -> Callable[[int, int], None]:
         progress.advance()
 
     return report
-
-
-def _require_writable(path: Path) -> None:
-    """Raise HarnessError for a path that cannot be written, before hours are spent on what belongs there.
-
-    Writes a line break, without which a full device does not tell, and takes it back; what cannot be cut, such as a
-    pipe, keeps it, which JSON allows.
-    """
-    existed = path.exists()
-    try:
-        with path.open("ab") as file:
-            size = file.tell() if path.is_file() else None
-            file.write(b"\n")
-            file.flush()
-            if size is not None:
-                file.truncate(size)
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise HarnessError(
-            f"cannot write {path}: {error.strerror}; give a file in an existing directory that you may write to"
-        ) from error

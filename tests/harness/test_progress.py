@@ -8,7 +8,7 @@ from rich.progress import Progress as Bar
 
 from bcg_core import TokenBuckets
 from bcg_harness import Matrix, NoProgress, Progress, RandomTokens, builtin_cases
-from bcg_harness.cli_check import ProgressBar, progress_bar
+from bcg_harness.cli_progress import ProgressBar, progress_bar
 from bcg_harness.testing import MaskBackend
 from bcg_llama import LlamaModel
 

@@ -1,0 +1,127 @@
+"""What every execution mode has in common: how it is made ready, what it refuses, and one call that runs a batch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bcg_core import AttentionBackend, PagedKVCache, PrefillBatch, TokenBuckets
+from bcg_harness.bench.record import ModeSetup
+from bcg_llama import LlamaModel
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ground:
+    """Hold what all modes of a run share: they prefill the same batches into the same cache.
+
+    Attributes:
+        model: its weights are shared; on CUDA its element-wise functions are fused.
+        plain: the same weights with element-wise functions as they are; ``model`` itself on a CPU.
+        kv_cache: holds prefixes.
+        buckets: token counts to capture.
+        max_requests: most requests of a batch.
+    """
+
+    model: LlamaModel
+    plain: LlamaModel
+    kv_cache: PagedKVCache
+    buckets: TokenBuckets
+    max_requests: int
+
+    @property
+    def device(self) -> torch.device:
+        """Return where everything lives."""
+        return self.model.spec.device
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prefilled:
+    """Hold what a mode computed for one batch; valid until the mode's next call.
+
+    Shape letters: R real tokens, B requests, D model dim, V vocabulary.
+
+    Attributes:
+        logits_BV: of each request's last token.
+        next_tokens_B: int64, the most likely token of each request, on the device.
+        hidden_RD: normalised hidden states of all new tokens; None where a mode does not keep them.
+        padded_tokens: rows that were computed for the new tokens.
+        served_by: "bucket T" for a replay, otherwise why there was none.
+    """
+
+    logits_BV: Tensor
+    next_tokens_B: Tensor
+    hidden_RD: Tensor | None
+    padded_tokens: int
+    served_by: str
+
+
+class ExecutionMode(ABC):
+    """Run prefill in one way. Made once a run, readied for one backend at a time.
+
+    ``prefill`` queues everything on the current stream, fills the batch's KV slots, marks its tokens as cached in the
+    batch's sequences, and does not synchronise (as far as what it stands for allows).
+
+    Args:
+        ground: what all modes share.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for ``bcg bench --help`` and reports."""
+    own_attention: ClassVar[bool] = False
+    """True for a mode that has attention of its own and runs once for all backends."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+
+    @classmethod
+    def unavailable(cls, device: torch.device) -> str | None:
+        """Say what is missing to run this mode at all, with a hint that helps; None when nothing is."""
+        return None
+
+    def unsupported(self, backend: AttentionBackend) -> str | None:
+        """Say why this mode cannot work with ``backend``; None when it can."""
+        return None
+
+    @abstractmethod
+    def prepare(self, backend: AttentionBackend, label: str) -> ModeSetup:
+        """Get ready for ``backend``, called ``label`` in the result: compile, warm up, capture. Errors are raised.
+
+        Called again with each backend; what does not depend on the backend is kept from the first.
+        """
+
+    def refuses(self, batch: PrefillBatch) -> str | None:
+        """Say why ``batch`` cannot be served; None when it can."""
+        return None
+
+    @abstractmethod
+    def prefill(self, batch: PrefillBatch) -> Prefilled:
+        """Run the new tokens of ``batch``."""
+
+
+@dataclass
+class Served:
+    """Count what served the timed batches of a cell.
+
+    Attributes:
+        by: how often each bucket or reason did.
+        real_tokens: R of all of them.
+        padded_tokens: T of all of them.
+    """
+
+    by: dict[str, int] = field(default_factory=dict)
+    real_tokens: int = 0
+    padded_tokens: int = 0
+
+    def count(self, batch: PrefillBatch, result: Prefilled) -> None:
+        """Add one batch."""
+        self.by[result.served_by] = self.by.get(result.served_by, 0) + 1
+        self.real_tokens += batch.num_tokens
+        self.padded_tokens += result.padded_tokens
+
+    def to_json(self) -> Mapping[str, int]:
+        """Return the counts."""
+        return dict(self.by)

@@ -1,0 +1,38 @@
+"""Results as JSON files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bcg_harness.errors import HarnessError
+
+
+def write_json(content: Any, path: Path) -> None:
+    """Write ``content`` to ``path``; raises HarnessError where that is not possible."""
+    try:
+        text = json.dumps(content, indent=1, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise HarnessError(f"cannot write {path}: {error}") from error
+
+
+def require_writable(path: Path) -> None:
+    """Raise HarnessError for a path that cannot be written, before hours are spent on what belongs there.
+
+    Writes a line break, without which a full device does not tell, and takes it back; what cannot be cut, such as a
+    pipe, keeps it, which JSON allows.
+    """
+    existed = path.exists()
+    try:
+        with path.open("ab") as file:
+            size = file.tell() if path.is_file() else None
+            file.write(b"\n")
+            file.flush()
+            if size is not None:
+                file.truncate(size)
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise HarnessError(
+            f"cannot write {path}: {error.strerror}; give a file in an existing directory that you may write to"
+        ) from error
