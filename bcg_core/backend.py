@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bcg_core.batch import PrefillBatch
+from bcg_core.errors import UnsupportedSpecError
 from bcg_core.kv_cache import PagedKVCache
 from bcg_core.spec import AttentionSpec, BackendLimits
 
@@ -36,7 +37,7 @@ class Capabilities:
             core's cache is finite everywhere; this says that a backend does not depend on it.
         supports_out: writes its result into ``out``; otherwise the core copies, and counts it.
         needs_host_plan: plans on the host for each batch, so a batch costs more than its launches.
-        supports_full_graph: its ``forward`` may itself be captured, with bucket metadata.
+        supports_full_graph: its ``forward`` may itself be captured, with what ``full_graph_metadata`` returns.
         deterministic: the same call gives the same bits.
     """
 
@@ -79,7 +80,7 @@ class AttentionBackend(ABC):
 
     A subclass declares ``name`` and ``capabilities``, prepares metadata once per batch, and computes one layer at a
     time in ``forward``. All work goes to the current stream. Because attention is outside the segments, nothing here
-    is captured and no address has to stay.
+    is captured and no address has to stay, except in the full graphs that a backend may support besides.
 
     Args:
         spec: shape, dtype and page size to serve.
@@ -145,6 +146,33 @@ class AttentionBackend(ABC):
         The default prepares anew through ``init_forward_metadata``.
         """
         return self.init_forward_metadata(batch)
+
+    def refuse_full_graph(self) -> str | None:
+        """Say why attention of this spec cannot be captured together with the model; None when it can.
+
+        The default reads the capability record; a subclass adds limits that only full graphs have.
+        """
+        if self.capabilities.supports_full_graph:
+            return None
+        return "supports_full_graph: it does not declare that its forward can be captured"
+
+    def full_graph_metadata(self, metadata: Metadata | None, bucket: int) -> Metadata:
+        """Return what a captured ``forward`` over all ``bucket`` rows is given; called once, before the capture.
+
+        It views the bucket's ``metadata`` so that nothing depends on a batch: fixed addresses, a slot for every request
+        there can be, upper bounds in place of maxima, and the KV cache as the one source of keys, because one graph
+        serves batches with and without a prefix. Before each replay ``update_bucket_metadata`` puts the batch there;
+        slots beyond its requests have no tokens.
+
+        ``forward`` with it runs once before the capture, without any request, to compile and allocate; then at the
+        capture; never at a replay, so it must not read Python state that changes from batch to batch. It leaves rows of
+        no request alone, or makes them zero.
+
+        The default raises UnsupportedSpecError; ``refuse_full_graph`` says so beforehand.
+        """
+        raise UnsupportedSpecError(
+            self.name, self.refuse_full_graph() or "full_graph_metadata is not implemented"
+        )
 
     @abstractmethod
     def forward(

@@ -1,7 +1,11 @@
 """Which token counts are captured, and which of them serves a batch."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from bcg_core.errors import BucketError
 
@@ -72,6 +76,43 @@ class TokenBuckets(Sequence[int]):
                 step *= 2
             size += step
         return cls([*sizes, max_tokens])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "TokenBuckets":
+        """Read a ladder from a JSON file, ``{"buckets": [16, 64]}``; other keys are for people and left alone.
+
+        Raises BucketError, which names the file, for one that cannot be read or holds no ladder.
+        """
+        path = Path(path)
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BucketError(f"cannot read {path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise BucketError(f"{path} is no JSON: {error}") from error
+        sizes = raw.get("buckets") if isinstance(raw, dict) else None
+        if not isinstance(sizes, list):
+            raise BucketError(f'{path} holds no ladder: expected {{"buckets": [16, 64, 256]}}')
+        try:
+            return cls(sizes)
+        except BucketError as error:
+            raise BucketError(f"{path}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None) -> None:
+        """Write the ladder to a JSON file that ``load`` reads.
+
+        Args:
+            path: is replaced when it exists.
+            about: where the ladder comes from, for people; anything that JSON can hold.
+
+        Raises BucketError, which names the file, where it cannot be written.
+        """
+        content = {"buckets": list(self), **({} if about is None else {"about": about})}
+        text = json.dumps(content, indent=1, allow_nan=False)
+        try:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise BucketError(f"cannot write {path}: {error.strerror}") from error
 
     def select(self, tokens: int) -> Admission:
         """Admit ``tokens`` real tokens to the smallest bucket that holds them, or to eager prefill."""

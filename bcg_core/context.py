@@ -36,7 +36,8 @@ class ForwardContext:
     Attributes:
         phase: what this forward is for.
         io: views of the T boundary rows of this forward; what the model reads and writes.
-        real: views of the first R of these rows; what the backend sees. None without a batch.
+        real: views of the first R of these rows; what the backend sees. None without a batch, all T rows when attention
+            itself is captured.
         slot_mapping_T: int64 on the device, the flat KV slot of each row; padded rows point at page 0.
         batch: the live batch; None during warm-up and capture.
         backend: the attention backend of this forward.
@@ -91,6 +92,13 @@ class ForwardContext:
             self.io.out_TX[real:].zero_()
         self.forwards += 1
 
+    def bind_all(self, backend: "AttentionBackend", metadata: Any) -> None:
+        """Give the forward no batch, but a backend for all its T rows: attention becomes part of what is captured.
+
+        What a replay attends over is then up to what ``metadata`` points to.
+        """
+        self.backend, self.metadata, self.real = backend, metadata, self.io
+
     def attend(self, layer: int) -> None:
         """Write this layer's keys and values into the cache, then break for attention.
 
@@ -105,8 +113,9 @@ class ForwardContext:
 def attention(ctx: ForwardContext, layer: int) -> None:
     """Run the live backend on the real rows of ``layer``; the break between two segments.
 
-    Without a batch (warm-up and capture) there is nothing to attend over and the backend is not called, so a captured
-    graph belongs to no backend. Raises BackendContractError when the result is not ``[R, N, H]`` of the right dtype.
+    Without rows bound (warm-up and capture of segments) there is nothing to attend over and the backend is not called,
+    so a captured graph belongs to no backend. Raises BackendContractError when the result is not ``[R, N, H]`` of the
+    right dtype.
     """
     backend, real = ctx.backend, ctx.real
     if backend is None or real is None:

@@ -1,6 +1,5 @@
 """Segments as real CUDA graphs."""
 
-import gc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from typing import Literal
 import torch
 
 from bcg_core.engine import Segment, SegmentEngine
+from bcg_core.garbage import no_garbage_collection
 
 
 class CUDASegmentEngine(SegmentEngine):
@@ -34,6 +34,7 @@ class CUDASegmentEngine(SegmentEngine):
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self._device)
+        self._warm_up_stream = torch.cuda.Stream(self._device)
         self._pools: list[_Pool] = [self._open_pool()]
         self._graph: torch.cuda.CUDAGraph | None = None
         self._broken: list[torch.cuda.CUDAGraph] = []
@@ -53,15 +54,20 @@ class CUDASegmentEngine(SegmentEngine):
 
     @contextmanager
     def warming_up(self) -> Iterator[None]:
-        """Switch to the capture stream, ordered after and before the caller's; synchronises at the end."""
+        """Switch to a stream of its own, ordered after and before the caller's; synchronises at the end.
+
+        Not to the capture stream: cuBLAS has a workspace for each stream, and the one that captures use has to be
+        allocated inside them, from the pool. One from a warm-up belongs to nobody, and whoever calls
+        ``torch._C._cuda_clearCublasWorkspaces``, as torch's own CUDA graph trees do, frees it under recorded segments.
+        """
         caller = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(caller)
+        self._warm_up_stream.wait_stream(caller)
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._warm_up_stream):
                 yield
         finally:
-            caller.wait_stream(self._stream)
-        self._stream.synchronize()
+            caller.wait_stream(self._warm_up_stream)
+        self._warm_up_stream.synchronize()
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
@@ -71,15 +77,10 @@ class CUDASegmentEngine(SegmentEngine):
         """
         caller = torch.cuda.current_stream(self._device)
         torch.cuda.synchronize(self._device)
-        collecting = gc.isenabled()
-        gc.collect()
-        gc.disable()
         try:
-            with torch.cuda.stream(self._stream):
+            with no_garbage_collection(), torch.cuda.stream(self._stream):
                 yield
         finally:
-            if collecting:
-                gc.enable()
             caller.wait_stream(self._stream)
 
     def begin(self) -> None:

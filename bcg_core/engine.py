@@ -28,7 +28,7 @@ class SegmentEngine(Protocol):
         """Prepare for a series of segments, and restore everything afterwards, also after an error."""
 
     def warming_up(self) -> AbstractContextManager[None]:
-        """Run eager work where captures will run, so that handles and workspaces exist before them."""
+        """Run eager work ahead of captures, so that kernels are compiled and handles exist by then."""
 
     def begin(self) -> None:
         """Start a segment. Device work from here to ``end`` is recorded, not done."""

@@ -91,11 +91,17 @@ class BreakableCUDAGraphCapture(BreakRecorder):
     Transactional: the graph is filled only when the whole block went well. An exception reaches the caller as it was
     raised, the stream stops capturing, and the graph and its engine are as they were before.
 
+    Args:
+        graph: what to fill.
+        inline_breaks: run the functions of breaks as part of the segment, so that their device work is recorded too:
+            one segment, no breaks, and none of their Python at replay.
+
     Raises NestedCaptureError inside another capture and CaptureError for a graph that is filled already.
     """
 
-    def __init__(self, graph: BreakableCUDAGraph) -> None:
+    def __init__(self, graph: BreakableCUDAGraph, *, inline_breaks: bool = False) -> None:
         self.graph = graph
+        self._inline_breaks = inline_breaks
         self._engine = graph.engine
         self._segments: list[Segment] = []
         self._breaks: list[RecordedBreak] = []
@@ -150,11 +156,17 @@ class BreakableCUDAGraphCapture(BreakRecorder):
     def record_break(
         self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """End the segment, run ``fn`` once, record it with its arguments, begin the next segment."""
+        """End the segment, run ``fn`` once, record it with its arguments, begin the next segment.
+
+        With ``inline_breaks`` only run ``fn``.
+        """
         if self._in_break:
             return fn(*args, **kwargs)
         if self._failure is not None:
             raise CaptureError("the capture has failed already") from self._failure
+        if self._inline_breaks:
+            with self._blaming(f"segment 0, in what would be a break ({name})"):
+                return fn(*args, **kwargs)
         index = len(self._breaks)
         with self._blaming(f"segment {index}"):
             self._segments.append(self._engine.end())

@@ -49,12 +49,15 @@ class CapturedBucket:
         segments: recorded segments.
         breaks: recorded breaks.
         seconds: wall-clock time of the capture.
+        memory_bytes: by how much this capture made the engine's device memory grow; a bucket that fits into what larger
+            ones left costs nothing.
     """
 
     bucket: int
     segments: int
     breaks: int
     seconds: float
+    memory_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 Shape letters: T bucket (padded) tokens, R real tokens, B requests, D model dim, V vocabulary.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -17,10 +17,12 @@ from bcg_core.buckets import Admission, TokenBuckets
 from bcg_core.context import ForwardContext, Phase
 from bcg_core.engine import SegmentEngine, engine_for
 from bcg_core.errors import CaptureError, UnsupportedSpecError
+from bcg_core.garbage import no_garbage_collection
 from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
 from bcg_core.kv_cache import PagedKVCache
 from bcg_core.model import PrefillModel
 from bcg_core.notes import add_note, noting
+from bcg_core.prepared import PreparedBackends
 from bcg_core.registry import BackendRegistry
 from bcg_core.results import (
     CapturedBucket,
@@ -31,7 +33,6 @@ from bcg_core.results import (
 )
 from bcg_core.runner_checks import as_mode, check_batch, check_cache, check_not_capturing
 from bcg_core.spec import AttentionSpec, BackendLimits
-from bcg_core.warm_up import warm_up_batches
 from bcg_core.workspace import StaticInputs, Workspace
 
 Progress = Callable[[int, int], None]
@@ -47,7 +48,7 @@ class PrefillRunner:
     """Serve prefill batches of one model with one attention backend at a time.
 
     Attention is outside the segments, so ``use_backend`` switches backends between calls without a new capture. One
-    call at a time; results are valid until the next one.
+    call at a time; results are valid until the next one. ``full_graph`` is there for comparison.
 
     Args:
         model: what to run; its weights are read at the addresses they have at capture.
@@ -56,6 +57,8 @@ class PrefillRunner:
         buckets: token counts to capture; default is a ladder up to 2048 tokens or the KV cache's size.
         max_requests: most requests of a batch.
         engine: records the segments; default is the one for the model's device.
+        full_graph: capture one graph a bucket, attention included, for backends that support it; graphs then belong to
+            the backend that was captured.
 
     Raises KVCacheError for a cache that does not fit the model, BucketError for buckets that make no ladder, ValueError
     for less than one request, and what ``BackendRegistry.create`` raises for a backend.
@@ -77,6 +80,7 @@ class PrefillRunner:
         buckets: Iterable[int] | None = None,
         max_requests: int = 256,
         engine: SegmentEngine | None = None,
+        full_graph: bool = False,
     ) -> None:
         check_cache(kv_cache, model.spec)
         if max_requests < 1:
@@ -96,11 +100,14 @@ class PrefillRunner:
             num_pages=kv_cache.num_pages,
         )
         self.engine = engine or engine_for(model.spec.device)
+        self.full_graph = full_graph
         self.context = ForwardContext(kv_cache)
         self.workspace = Workspace(model.spec, self.buckets[-1])
         self.graphs: dict[int, BreakableCUDAGraph] = {}
         self.stats = RunnerStats()
-        self._bucket_metadata: dict[AttentionBackend, dict[int, Metadata]] = {}
+        self._captured: TokenBuckets | None = None
+        self._prepared = PreparedBackends(self.limits, kv_cache)
+        self._full_metadata: dict[int, Metadata] = {}
         self._backend = self._resolve(backend, backend_options or {})
 
     @property
@@ -111,11 +118,17 @@ class PrefillRunner:
     def use_backend(self, backend: AttentionBackend | str, **options: Any) -> AttentionBackend:
         """Switch to ``backend`` for the calls that follow, and return it; captured segments stay as they are.
 
-        A name is looked up in the registry and made with ``options``; errors as in ``BackendRegistry.create``.
+        A name is looked up in the registry and made with ``options``; errors as in ``BackendRegistry.create``. Raises
+        CaptureError when full graphs of another backend are captured.
         """
+        if self.full_graph and self.graphs and backend is not self._backend:
+            raise CaptureError(
+                f"the captured graphs hold the attention of backend {self._backend.name!r}: call release(), switch, "
+                "then capture again"
+            )
         resolved = self._resolve(backend, options)
         if self.graphs:
-            self._prepare_backend(resolved, self.graphs)
+            self._prepared.add(resolved, self.graphs, self.workspace.boundary)
         self._backend = resolved
         return resolved
 
@@ -143,7 +156,8 @@ class PrefillRunner:
         Args:
             progress: called after each warm-up and each capture.
 
-        Raises CaptureError when there are graphs already, and NestedCaptureError inside a capture.
+        Raises CaptureError when there are graphs already, NestedCaptureError inside a capture, and UnsupportedSpecError
+        for a full graph that the backend cannot give.
         """
         check_not_capturing("capture")
         if self.graphs:
@@ -152,6 +166,10 @@ class PrefillRunner:
         sizes = sorted(self.buckets, reverse=True)
         started = perf_counter()
         failed: dict[int, str] = {}
+        if self.full_graph:
+            self._full_metadata = self._prepared.add_full_graphs(
+                self._backend, sizes, self.workspace.boundary
+            )
         for done, size in enumerate(sizes):
             with _attempting("in warm-up of", size, failed), self.engine.warming_up():
                 self._run_model(Phase.WARM_UP, self.workspace, size)
@@ -159,14 +177,16 @@ class PrefillRunner:
         warmed = perf_counter()
         graphs: dict[int, BreakableCUDAGraph] = {}
         captured: list[CapturedBucket] = []
-        for done, size in enumerate(sizes):
-            if size not in failed:
-                with _attempting("at capture of", size, failed):
-                    graphs[size], bucket = self._capture_bucket(size)
-                    captured.append(bucket)
-            report(len(sizes) + done + 1, 2 * len(sizes))
+        with no_garbage_collection():
+            for done, size in enumerate(sizes):
+                if size not in failed:
+                    with _attempting("at capture of", size, failed):
+                        graphs[size], bucket = self._capture_bucket(size)
+                        captured.append(bucket)
+                report(len(sizes) + done + 1, 2 * len(sizes))
         if graphs:
-            self._prepare_backend(self._backend, graphs)
+            self._prepared.add(self._backend, graphs, self.workspace.boundary)
+            self._captured = TokenBuckets(sorted(graphs))
         self.graphs = graphs
         return CaptureReport(
             buckets=tuple(captured),
@@ -176,29 +196,32 @@ class PrefillRunner:
         )
 
     def _capture_bucket(self, size: int) -> tuple[BreakableCUDAGraph, CapturedBucket]:
+        held = self.engine.memory_bytes()
         begun = perf_counter()
         graph = BreakableCUDAGraph(self.engine)
-        with BreakableCUDAGraphCapture(graph):
+        with BreakableCUDAGraphCapture(graph, inline_breaks=self.full_graph):
             self._run_model(Phase.CAPTURE, self.workspace, size)
+        seconds = perf_counter() - begun
         return graph, CapturedBucket(
             bucket=size,
             segments=len(graph.segments),
             breaks=len(graph.breaks),
-            seconds=perf_counter() - begun,
+            seconds=seconds,
+            memory_bytes=self.engine.memory_bytes() - held,
         )
 
     def release(self) -> None:
         """Drop all captured graphs and their memory; ``capture`` can be called again."""
         for graph in self.graphs.values():
             graph.reset()
-        self.graphs = {}
-        self._bucket_metadata = {}
+        self.graphs, self._captured, self._full_metadata = {}, None, {}
+        self._prepared.clear()
 
     def admit(self, batch: PrefillBatch) -> Admission:
         """Say what would serve ``batch`` in breakable mode."""
-        if not self.graphs:
+        if self._captured is None:
             return Admission.eager("no bucket is captured")
-        return TokenBuckets(sorted(self.graphs)).select(batch.num_tokens)
+        return self._captured.select(batch.num_tokens)
 
     @torch.inference_mode()
     def prefill(
@@ -255,8 +278,7 @@ class PrefillRunner:
     def _padded(self, batch: PrefillBatch, mode: Mode, admission: Admission) -> int:
         bucket = admission.bucket
         if mode is Mode.PADDED_EAGER:
-            ladder = TokenBuckets(sorted(self.graphs)) if self.graphs else self.buckets
-            bucket = ladder.select(batch.num_tokens).bucket
+            bucket = (self._captured or self.buckets).select(batch.num_tokens).bucket
         return batch.num_tokens if bucket is None else bucket
 
     def _count(self, mode: Mode, admission: Admission) -> None:
@@ -286,7 +308,7 @@ class PrefillRunner:
         try:
             if admission.bucket is None:
                 return backend.init_forward_metadata(batch)
-            prepared = self._bucket_metadata[backend][admission.bucket]
+            prepared = self._prepared.bucket(backend, admission.bucket)
             return backend.update_bucket_metadata(prepared, batch)
         except BaseException as error:
             add_note(error, f"raised while preparing a batch for backend {backend.name!r}")
@@ -302,34 +324,17 @@ class PrefillRunner:
         workspace.hidden_MD[: hidden_TD.shape[0]].copy_(hidden_TD)
 
     def _run_model(self, phase: Phase, workspace: Workspace, padded: int) -> None:
-        """Run the model on padding alone: token 0 everywhere, written to the reserved page."""
+        """Run the model on padding alone: token 0 everywhere, written to the reserved page.
+
+        Attention runs only where it is to be captured, over the slots of no request.
+        """
         inputs = workspace.inputs(padded)
         if phase is Phase.WARM_UP:
             inputs.packed.zero_()
         self._begin(phase, workspace, inputs)
+        if self.full_graph:
+            self.context.bind_all(self._backend, self._full_metadata[padded])
         self._compute(workspace, inputs)
-
-    def _prepare_backend(self, backend: AttentionBackend, sizes: Collection[int]) -> None:
-        """Warm ``backend`` up for the buckets ``sizes`` and make its metadata of each."""
-        if backend in self._bucket_metadata:
-            return
-        batches = warm_up_batches(
-            sizes,
-            self.limits,
-            self.kv_cache,
-            cached_prefix=backend.capabilities.cached_prefix,
-        )
-        with noting(f"raised in warm-up of backend {backend.name!r}"):
-            backend.warm_up(batches, lambda batch: self._attend_scratch(backend, batch))
-        with noting(f"raised while making bucket metadata of backend {backend.name!r}"):
-            metadata = {size: backend.init_bucket_metadata(size) for size in sizes}
-        self._bucket_metadata[backend] = metadata
-
-    def _attend_scratch(self, backend: AttentionBackend, batch: PrefillBatch) -> None:
-        metadata = backend.init_forward_metadata(batch)
-        rows = self.workspace.boundary.rows(0, batch.num_tokens)
-        out = rows.out_TNH if backend.capabilities.supports_out else None
-        backend.forward(rows.q_TNH, rows.k_TKH, rows.v_TKH, self.kv_cache, 0, metadata, out)
 
 
 @contextmanager

@@ -2,26 +2,17 @@
 
 The three are three libraries with three calling conventions. The public Python wrappers of none of them take both
 ``out`` and a page table, so each version's module calls the layer below. Versions tried are in the README.
-
-Shape letters: R real tokens, S keys of all requests, P pages, N query heads, K KV heads, H head dim.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from bcg_backends.varlen import VarlenBackend, VarlenMetadata
+from bcg_backends.varlen import VarlenBackend
 from bcg_backends.vendor import FLASH_KERNEL, refuse_head_dim
-from bcg_core import (
-    AttentionBackend,
-    AttentionSpec,
-    BackendOptionError,
-    PagedKVCache,
-)
+from bcg_core import AttentionBackend, AttentionSpec, BackendOptionError
 
 
 class FlashAttentionBackend(VarlenBackend):
@@ -31,7 +22,7 @@ class FlashAttentionBackend(VarlenBackend):
     """
 
     name = "flash_attn"
-    capabilities = replace(FLASH_KERNEL, supports_out=True)
+    capabilities = replace(FLASH_KERNEL, supports_out=True, supports_full_graph=True)
 
     @classmethod
     def variants(cls) -> list[dict[str, Any]]:
@@ -71,51 +62,6 @@ class FlashAttentionBackend(VarlenBackend):
     def unsupported(cls, spec: AttentionSpec, device: torch.device) -> str | None:
         """Add what all versions need of the head dim."""
         return super().unsupported(spec, device) or refuse_head_dim(spec)
-
-    @abstractmethod
-    def launch(
-        self,
-        q_RNH: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-        *,
-        paged: bool,
-    ) -> Tensor:
-        """Make the version's one kernel call.
-
-        Args:
-            q_RNH: queries.
-            keys: ``[S, K, H]``, or the pages ``[P, page size, K, H]``.
-            values: likewise.
-            metadata: of the batch.
-            out_RNH: written in place.
-            paged: read keys and values through the page table.
-        """
-
-    def attend_flat(
-        self,
-        q_RNH: Tensor,
-        k_SKH: Tensor,
-        v_SKH: Tensor,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend over flat keys."""
-        return self.launch(q_RNH, k_SKH, v_SKH, metadata, out_RNH, paged=False)
-
-    def attend_pages(
-        self,
-        q_RNH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend over pages."""
-        keys, values = kv_cache.keys(layer), kv_cache.values(layer)
-        return self.launch(q_RNH, keys, values, metadata, out_RNH, paged=True)
 
 
 def _versions() -> dict[str, type[FlashAttentionBackend]]:

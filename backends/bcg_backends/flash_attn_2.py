@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bcg_backends.flash_attn import FlashAttentionBackend
-from bcg_backends.varlen import VarlenMetadata
+from bcg_backends.varlen import VarlenMetadata, refuse_page_size
 from bcg_backends.vendor import import_error
 from bcg_core import AttentionSpec, BackendLimits
 
@@ -34,9 +34,10 @@ class FlashAttention2(FlashAttentionBackend):
         """Say whether the extension of flash-attn 2 can be imported."""
         return import_error("flash_attn_2_cuda", "pip install flash-attn --no-build-isolation")
 
-    def reads_pages(self, spec: AttentionSpec) -> bool:
-        """Tell whether pages are multiples of 256 tokens."""
-        return spec.page_size % 256 == 0
+    @classmethod
+    def refuse_pages(cls, spec: AttentionSpec) -> str | None:
+        """Say whether pages are other than multiples of 256 tokens."""
+        return refuse_page_size(spec, cls.capabilities.preferred_page_multiple)
 
     def launch(
         self,

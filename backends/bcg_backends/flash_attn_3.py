@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bcg_backends.flash_attn import FlashAttentionBackend
-from bcg_backends.varlen import VarlenMetadata
+from bcg_backends.varlen import VarlenMetadata, refuse_page_size
 from bcg_backends.vendor import import_error
 from bcg_core import AttentionSpec, BackendLimits
 
@@ -74,10 +74,13 @@ class FlashAttention3(FlashAttentionBackend):
             return "dtypes: fa3-fwd is built without float16; takes bfloat16"
         return None
 
-    def reads_pages(self, spec: AttentionSpec) -> bool:
-        """Tell whether pages are multiples of the causal kernel's key block."""
-        block = self.key_blocks.get(spec.head_dim)
-        return block is not None and spec.page_size % block == 0
+    @classmethod
+    def refuse_pages(cls, spec: AttentionSpec) -> str | None:
+        """Say whether pages are other than multiples of the causal kernel's key block."""
+        block = cls.key_blocks.get(spec.head_dim)
+        if block is None:
+            return f"it reads pages for head dims {sorted(cls.key_blocks)}, not {spec.head_dim}"
+        return refuse_page_size(spec, block)
 
     def launch(
         self,

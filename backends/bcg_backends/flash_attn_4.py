@@ -35,12 +35,15 @@ class FlashAttention4(FlashAttentionBackend):
         hint = "pip install --pre flash-attn-4"
         return import_error("flash_attn.cute.interface", hint, distribution="flash-attn-4")
 
-    def reads_pages(self, spec: AttentionSpec) -> bool:
-        """Tell that pages of any size are read for these head dims; 128 tokens is what the fastest path takes.
+    @classmethod
+    def refuse_pages(cls, spec: AttentionSpec) -> str | None:
+        """Say whether the head dim is other than 64 and 128, for which pages of any size are read, 128 tokens fastest.
 
         Pages of other sizes are copied by tiles, which other head dims do not fill.
         """
-        return spec.head_dim in (64, 128)
+        if spec.head_dim in (64, 128):
+            return None
+        return f"it reads pages for head dims [64, 128], not {spec.head_dim}"
 
     def launch(
         self,

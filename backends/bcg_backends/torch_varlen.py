@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from bcg_backends.varlen import VarlenBackend, VarlenMetadata
+from bcg_backends.varlen import VarlenBackend, VarlenMetadata, refuse_page_size
 from bcg_backends.vendor import FLASH_KERNEL, refuse_head_dim
-from bcg_core import AttentionSpec, BackendLimits, PagedKVCache
+from bcg_core import AttentionSpec, BackendLimits
 
 CAUSAL = (-1, 0)
 PAGE_MULTIPLE = 256
+
+
+def _takes_pages() -> bool:
+    return "block_table" in signature(varlen.varlen_attn).parameters
 
 
 class TorchVarlenBackend(VarlenBackend):
@@ -31,9 +35,9 @@ class TorchVarlenBackend(VarlenBackend):
     capabilities = replace(
         FLASH_KERNEL,
         supports_out=hasattr(varlen, "varlen_attn_out"),
-        preferred_page_multiple=(
-            PAGE_MULTIPLE if "block_table" in signature(varlen.varlen_attn).parameters else 1
-        ),
+        preferred_page_multiple=PAGE_MULTIPLE if _takes_pages() else 1,
+        # What is not written in place is copied whole, rows that the kernel leaves undefined included.
+        supports_full_graph=_takes_pages() and hasattr(varlen, "varlen_attn_out"),
     )
 
     def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
@@ -41,56 +45,30 @@ class TorchVarlenBackend(VarlenBackend):
         self._attend = varlen.varlen_attn
         self._attend_out = getattr(varlen, "varlen_attn_out", None)
         options = {"enable_gqa": spec.group_size > 1, "num_splits": 1}
-        self._parameters = signature(self._attend).parameters
-        self._options = {name: options[name] for name in options if name in self._parameters}
+        taken = signature(self._attend).parameters
+        self._options = {name: options[name] for name in options if name in taken}
 
     @classmethod
     def unsupported(cls, spec: AttentionSpec, device: torch.device) -> str | None:
         """Add what the flash kernel needs of the head dim."""
         return super().unsupported(spec, device) or refuse_head_dim(spec)
 
-    def reads_pages(self, spec: AttentionSpec) -> bool:
-        """Tell whether this torch takes page tables, and pages are multiples of 256 tokens."""
-        return "block_table" in self._parameters and spec.page_size % PAGE_MULTIPLE == 0
+    @classmethod
+    def refuse_pages(cls, spec: AttentionSpec) -> str | None:
+        """Say whether this torch takes no page tables, or pages are other than multiples of 256 tokens."""
+        if not _takes_pages():
+            return f"torch {torch.__version__} takes no page table (2.13 does)"
+        return refuse_page_size(spec, PAGE_MULTIPLE)
 
-    def attend_flat(
-        self,
-        q_RNH: Tensor,
-        k_SKH: Tensor,
-        v_SKH: Tensor,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend over flat keys."""
-        return self._launch(q_RNH, k_SKH, v_SKH, metadata, out_RNH)
-
-    def attend_pages(
-        self,
-        q_RNH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: VarlenMetadata,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend over pages."""
-        return self._launch(
-            q_RNH,
-            kv_cache.keys(layer),
-            kv_cache.values(layer),
-            metadata,
-            out_RNH,
-            seqused_k=metadata.kv_lens,
-            block_table=metadata.page_table_BW,
-        )
-
-    def _launch(
+    def launch(
         self,
         q_RNH: Tensor,
         keys: Tensor,
         values: Tensor,
         metadata: VarlenMetadata,
         out_RNH: Tensor | None,
-        **pages: Tensor,
+        *,
+        paged: bool,
     ) -> Tensor:
         """Make the one call; told of a longest request of at least 2, below which the kernel regroups queries."""
         arguments: tuple[Any, ...] = (
@@ -106,8 +84,9 @@ class TorchVarlenBackend(VarlenBackend):
             "scale": self.spec.scale,
             "window_size": CAUSAL,
             **self._options,
-            **pages,
         }
+        if paged:
+            options |= {"seqused_k": metadata.kv_lens, "block_table": metadata.page_table_BW}
         if out_RNH is None or self._attend_out is None:
             result = self._attend(*arguments, **options)
         else:

@@ -19,6 +19,7 @@ from bcg_core import (
     PrefillBatch,
 )
 from bcg_harness.budgets import Measured, bit_equal
+from bcg_harness.delegating import DelegatingBackend
 from bcg_harness.oracle import cached_slots, measure_attention
 
 
@@ -45,33 +46,22 @@ class Trace:
     input_problems: list[str] = field(default_factory=list)
 
 
-class Probe(AttentionBackend):
+class Probe(DelegatingBackend):
     """Delegate everything to ``inner`` and write down what happens in ``trace``, which the harness replaces."""
 
     def __init__(self, inner: AttentionBackend) -> None:
-        super().__init__(inner.spec, inner.limits, inner.device)
-        self.inner = inner
+        super().__init__(inner)
         self.trace = Trace()
-        # The protocol makes these class attributes; a wrapper has them from the instance that it wraps.
-        vars(self).update(name=inner.name, capabilities=inner.capabilities)
 
     def init_forward_metadata(self, batch: PrefillBatch) -> Metadata:
         """Delegate, and write down the batch."""
         self.trace.batches.append(batch)
-        return self.inner.init_forward_metadata(batch)
-
-    def init_bucket_metadata(self, bucket: int) -> Metadata | None:
-        """Delegate."""
-        return self.inner.init_bucket_metadata(bucket)
+        return super().init_forward_metadata(batch)
 
     def update_bucket_metadata(self, metadata: Metadata | None, batch: PrefillBatch) -> Metadata:
         """Delegate, and write down the batch."""
         self.trace.batches.append(batch)
-        return self.inner.update_bucket_metadata(metadata, batch)
-
-    def warm_up(self, batches: Sequence[PrefillBatch], run: Callable[[PrefillBatch], None]) -> None:
-        """Delegate."""
-        self.inner.warm_up(batches, run)
+        return super().update_bucket_metadata(metadata, batch)
 
     def forward(
         self,
@@ -88,12 +78,12 @@ class Probe(AttentionBackend):
         trace.layers.append(layer)
         trace.rows.append(q_RNH.shape[0])
         if not trace.judges:
-            return self.inner.forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+            return super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
         batch = trace.batches[-1]
         trace.slots = trace.slots or cached_slots(batch)
         given = q_RNH.clone(), k_RKH.clone(), v_RKH.clone()
         self._check_cache(batch, kv_cache, layer, *given[1:])
-        result = self.inner.forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+        result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
         for name, before, after in zip("qkv", given, (q_RNH, k_RKH, v_RKH), strict=True):
             if not bit_equal(before, after):
                 trace.input_problems.append(f"layer {layer}: the backend changed {name}")

@@ -62,6 +62,25 @@ class Scene:
             self.q_RNH, self.k_RKH, self.v_RKH, self.kv_cache, layer, metadata, out
         )
 
+    def attend_full(self, backend: AttentionBackend, bucket: int, *before: PrefillBatch) -> Tensor:
+        """Return the same from a launch for a full graph of ``bucket`` rows, which was made first, after ``before``.
+
+        Padded rows, and the new tokens' own keys and values, are NaN: they must not be read.
+        """
+        prepared = backend.init_bucket_metadata(bucket)
+        metadata = backend.full_graph_metadata(prepared, bucket)
+        for batch in (*before, self.batch):
+            backend.update_bucket_metadata(prepared, batch)
+        real = self.batch.num_tokens
+        q_TNH, k_TKH, v_TKH = (
+            torch.full((bucket, *rows.shape[1:]), float("nan"), dtype=rows.dtype)
+            for rows in (self.q_RNH, self.k_RKH, self.v_RKH)
+        )
+        q_TNH[:real] = self.q_RNH
+        out_TNH = torch.empty_like(q_TNH)
+        backend.forward(q_TNH, k_TKH, v_TKH, self.kv_cache, 0, metadata, out_TNH)
+        return out_TNH[:real]
+
     def expected(self, layer: int = 0) -> Tensor:
         """Return the same in float64, by the definition, request by request."""
         keys, values = (side.double() for side in self.kv_cache.flat(layer))
@@ -211,7 +230,7 @@ class VarlenMath:
         flat = [
             torch.cat(
                 [
-                    side[pages.long()].flatten(0, 1)[:length]
+                    side[pages[: -(-length // side.shape[1])].long()].flatten(0, 1)[:length]
                     for pages, length in zip(page_table_BW, kv_lens.tolist(), strict=True)
                 ]
             )

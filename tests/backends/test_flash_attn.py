@@ -6,6 +6,7 @@ given: a wrong argument gives a wrong result, or none.
 Shape letters: R real tokens, N query heads, K KV heads, H head dim.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -349,6 +350,62 @@ def test_the_scale_of_the_spec_is_told(
     assert library.calls[0]["softmax_scale"] == scale
 
 
+# Full graphs
+
+
+@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
+def test_a_launch_made_before_the_batch_serves_it(
+    make_scene: MakeScene, library: Library, lengths: list[tuple[int, int]]
+) -> None:
+    scene = make_scene(lengths, page_size=256)
+    assert error(scene.attend_full(scene.make(library.backend), 32), scene.expected()) < 1e-6
+
+
+@pytest.mark.parametrize("lengths", [[(0, 3)], [(40, 1)]], ids=["new", "prefix"])
+def test_what_a_larger_batch_left_in_dead_slots_does_no_harm(
+    make_scene: MakeScene, library: Library, lengths: list[tuple[int, int]]
+) -> None:
+    scene = make_scene(lengths, page_size=256)
+    larger = make_scene([(300, 4), (2, 3), (0, 5), (7, 9)], page_size=256).batch
+    found = scene.attend_full(scene.make(library.backend), 32, larger)
+    assert error(found, scene.expected()) < 1e-6
+
+
+def test_a_bucket_of_one_token_has_a_full_graph(make_scene: MakeScene, library: Library) -> None:
+    scene = make_scene([(19, 1)], page_size=256)
+    assert error(scene.attend_full(scene.make(library.backend), 1), scene.expected()) < 1e-6
+
+
+def test_a_full_graph_is_declared(library: Library) -> None:
+    assert library.backend.capabilities.supports_full_graph
+
+
+@pytest.mark.parametrize(
+    ("version", "head_dim", "page_size", "reason"),
+    [
+        ("version_2", 64, 16, "multiples of 256 tokens, not of 16"),
+        ("version_2", 96, 256, None),
+        ("version_3", 64, 16, "multiples of 128 tokens, not of 16"),
+        ("version_3", 64, 128, None),
+        ("version_3", 96, 128, r"head dims \[64, 128\], not 96"),
+        ("version_4", 64, 16, None),
+        ("version_4", 96, 128, r"head dims \[64, 128\], not 96"),
+    ],
+)
+def test_a_full_graph_needs_pages_that_the_kernel_reads(
+    make_scene: MakeScene,
+    request: pytest.FixtureRequest,
+    version: str,
+    head_dim: int,
+    page_size: int,
+    reason: str | None,
+) -> None:
+    library = request.getfixturevalue(version)()
+    backend = make_scene([(0, 1)], head_dim=head_dim, page_size=page_size).make(library.backend)
+    refusal = backend.refuse_full_graph()
+    assert refusal is None if reason is None else re.search(reason, refusal)
+
+
 # What a stand-in refuses, so that the results above mean something
 
 
@@ -381,7 +438,7 @@ def test_the_stand_ins_refuse_pages_of_other_sizes(
     version: str,
 ) -> None:
     library = request.getfixturevalue(version)()
-    monkeypatch.setattr(library.backend, "reads_pages", lambda self, spec: True)
+    monkeypatch.setattr(library.backend, "refuse_pages", classmethod(lambda cls, spec: None))
     scene = make_scene([(40, 1)], page_size=16)
     with pytest.raises(RuntimeError, match=r"divisible by 256|does not support paged KV"):
         scene.attend(scene.make(library.backend))

@@ -15,7 +15,18 @@ import torch
 from torch import Tensor
 
 from bcg_backends.trial import Shape, Trial
-from bcg_core import AttentionBackend, AttentionSpec, BackendLimits
+from bcg_core import (
+    AttentionBackend,
+    AttentionSpec,
+    BackendLimits,
+    Chunk,
+    KVSequence,
+    Mode,
+    PagedKVCache,
+    PrefillBatch,
+    PrefillRunner,
+)
+from bcg_llama import PRESETS, LlamaModel, random_llama
 
 pytestmark = [
     pytest.mark.cuda,
@@ -113,6 +124,99 @@ def test_nan_in_foreign_slots_does_no_harm_where_declared(backend: AttentionBack
     for side in trial.kv_cache.flat(0):
         side[~own] = float("nan")
     assert trial.fault(backend) is None
+
+
+# Full graphs; (cached, new) tokens of each request.
+BATCHES: dict[str, list[tuple[int, int]]] = {
+    "one_request": [(0, 200)],
+    "one_token": [(0, 1)],
+    "one_token_each": [(0, 1)] * 16,
+    "fills_the_bucket": [(0, 100), (0, 28)],
+    "behind_a_prefix": [(300, 60)],
+    "one_token_each_behind_a_prefix": [(7, 1), (300, 1), (256, 1), (255, 1)],
+    "with_and_without_a_prefix": [(0, 3), (130, 40), (0, 70), (1, 1)],
+}
+LARGE = [(5, 16)] * 16
+
+
+def lay_out(runner: PrefillRunner, lengths: list[tuple[int, int]]) -> PrefillBatch:
+    """Return a batch of requests whose prefixes ``runner`` has put into the cache."""
+    random, chunks = torch.Generator().manual_seed(0), []
+    for prefix, new in lengths:
+        tokens = torch.randint(0, 500, (prefix + new,), generator=random)
+        sequence = KVSequence()
+        if prefix:
+            first = Chunk(token_ids=tokens[:prefix], sequence=sequence)
+            runner.prefill(PrefillBatch.from_chunks([first], runner.kv_cache), mode=Mode.EAGER)
+        chunks.append(Chunk(token_ids=tokens[prefix:], sequence=sequence))
+    return PrefillBatch.from_chunks(chunks, runner.kv_cache)
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """Return the relative error in the L2 norm."""
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.fixture(params=["tiny", "tiny-h128"], scope="module")
+def model(request: pytest.FixtureRequest) -> LlamaModel:
+    return random_llama(PRESETS[request.param], dtype=torch.bfloat16, device="cuda")
+
+
+def make_runner(model: LlamaModel, **options: Any) -> PrefillRunner:
+    cache = PagedKVCache(model.spec, num_pages=64, page_size=256)
+    return PrefillRunner(model, cache, "sdpa", buckets=[16, 128, 256], max_requests=16, **options)
+
+
+@pytest.fixture(scope="module")
+def reference(model: LlamaModel) -> PrefillRunner:
+    """Return a runner without graphs, over another cache."""
+    return make_runner(model)
+
+
+@pytest.fixture(params=ADAPTERS, scope="module")
+def full(request: pytest.FixtureRequest, model: LlamaModel) -> PrefillRunner:
+    """Return a runner with full graphs of an adapter that can be captured."""
+    runner = make_runner(model, full_graph=True)
+    module, name = ADAPTERS[request.param].split(":")
+    cls: type[AttentionBackend] = getattr(import_module(f"bcg_backends.{module}"), name)
+    spec, device = runner.backend.spec, model.spec.device
+    reason = cls.unavailable() or cls.unsupported(spec, device)
+    if reason is not None:
+        pytest.skip(reason)
+    backend = cls(spec, runner.limits, device)
+    reason = backend.refuse_full_graph()
+    if reason is not None:
+        pytest.skip(reason)
+    runner.use_backend(backend)
+    report = runner.capture()
+    assert [(bucket.segments, bucket.breaks) for bucket in report.buckets] == [(1, 0)] * 3
+    return runner
+
+
+def free(batch: PrefillBatch) -> None:
+    for sequence in batch.sequences:
+        batch.kv_cache.free(sequence)
+
+
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+def test_full_graphs_agree_with_padded_eager(
+    full: PrefillRunner, reference: PrefillRunner, lengths: list[tuple[int, int]]
+) -> None:
+    """Off by at most twice what sdpa is off, which rounds as well, plus one rounding step; zero where padded."""
+    larger = lay_out(full, LARGE)
+    full.prefill(larger)
+    free(larger)
+    batch, again = lay_out(full, lengths), lay_out(reference, lengths)
+    eager = full.prefill(batch, mode=Mode.PADDED_EAGER).hidden_RD.clone()
+    other = reference.prefill(again, mode=Mode.PADDED_EAGER).hidden_RD
+    full.workspace.boundary.fill_(float("nan"))
+    result = full.prefill(batch)
+    free(batch)
+    free(again)
+    budget = 2 * error(other, eager) + torch.finfo(torch.bfloat16).eps / 2
+    assert error(result.hidden_RD, eager) <= budget
+    padded = full.workspace.boundary.out_MX[batch.num_tokens : result.admission.bucket]
+    assert not padded.any()
 
 
 VENDOR_CALLS = {

@@ -263,6 +263,7 @@ def test_the_record_says_what_the_installed_torch_can() -> None:
     assert record.supports_out == hasattr(installed, "varlen_attn_out")
     pages = "block_table" in signature(installed.varlen_attn).parameters
     assert record.preferred_page_multiple == (256 if pages else 1)
+    assert record.supports_full_graph == (pages and record.supports_out)
 
 
 def test_the_installed_torch_takes_the_arguments_of_a_stand_in() -> None:
@@ -270,6 +271,42 @@ def test_the_installed_torch_takes_the_arguments_of_a_stand_in() -> None:
     release = "new" if "enable_gqa" in installed else "old"
     stand_in = signature(getattr(Library(None), release)).parameters
     assert [name for name in installed if name in stand_in] == list(stand_in)
+
+
+# Full graphs
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Declare full graphs, as the adapter does beside a torch that has what they need."""
+    record = replace(TorchVarlenBackend.capabilities, supports_full_graph=True)
+    monkeypatch.setattr(TorchVarlenBackend, "capabilities", record)
+
+
+@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("library", ["new"], indirect=True)
+def test_a_launch_made_before_the_batch_serves_it(
+    make_scene: MakeScene, library: Library, declared: None, lengths: list[tuple[int, int]]
+) -> None:
+    scene = make_scene(lengths, page_size=256)
+    larger = make_scene([(300, 4), (2, 3), (0, 5), (7, 9)], page_size=256).batch
+    found = scene.attend_full(scene.make(TorchVarlenBackend), 32, larger)
+    assert error(found, scene.expected()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("library", "page_size", "reason"),
+    [
+        ("old", 256, "takes no page table"),
+        ("new", 16, "multiples of 256 tokens, not of 16"),
+    ],
+    indirect=["library"],
+)
+def test_a_full_graph_needs_pages_that_torch_reads(
+    make_scene: MakeScene, library: Library, declared: None, page_size: int, reason: str
+) -> None:
+    backend = make_scene([(0, 1)], page_size=page_size).make(TorchVarlenBackend)
+    assert reason in backend.refuse_full_graph()
 
 
 # Limits

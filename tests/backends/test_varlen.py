@@ -12,8 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bcg_backends.varlen import KeySource, VarlenBackend, VarlenBuffers, VarlenMetadata
-from bcg_core import AttentionSpec, BackendLimits, Capabilities
+from bcg_backends.varlen import (
+    KeySource,
+    VarlenBackend,
+    VarlenBuffers,
+    VarlenMetadata,
+    refuse_page_size,
+)
+from bcg_core import AttentionSpec, BackendLimits, Capabilities, UnsupportedSpecError
 
 MakeScene = Callable[..., Any]
 
@@ -27,7 +33,7 @@ THREE = [(0, 3), (5, 2), (0, 1)]
 class Call:
     """What a kernel was called with."""
 
-    kernel: str
+    paged: bool
     arguments: tuple[Any, ...]
 
 
@@ -35,21 +41,18 @@ class Recorder(VarlenBackend):
     """Record kernel calls; reads pages of multiples of 8 tokens."""
 
     name = "recorder"
-    capabilities = Capabilities(devices=frozenset({"cpu"}))
+    capabilities = Capabilities(devices=frozenset({"cpu"}), supports_full_graph=True)
 
     def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
         super().__init__(spec, limits, device)
         self.calls: list[Call] = []
 
-    def reads_pages(self, spec: AttentionSpec) -> bool:
-        return spec.page_size % 8 == 0
+    @classmethod
+    def refuse_pages(cls, spec: AttentionSpec) -> str | None:
+        return refuse_page_size(spec, 8)
 
-    def attend_flat(self, q_RNH: Tensor, *arguments: Any) -> Tensor:
-        self.calls.append(Call("flat", (q_RNH, *arguments)))
-        return q_RNH
-
-    def attend_pages(self, q_RNH: Tensor, *arguments: Any) -> Tensor:
-        self.calls.append(Call("pages", (q_RNH, *arguments)))
+    def launch(self, q_RNH: Tensor, *arguments: Any, paged: bool) -> Tensor:
+        self.calls.append(Call(paged, (q_RNH, *arguments)))
         return q_RNH
 
 
@@ -59,7 +62,7 @@ class Gatherer(VarlenBackend):
     name = "gatherer"
     capabilities = Capabilities(devices=frozenset({"cpu"}))
 
-    def attend_flat(self, q_RNH: Tensor, *arguments: Any) -> Tensor:
+    def launch(self, q_RNH: Tensor, *arguments: Any, paged: bool) -> Tensor:
         return q_RNH
 
 
@@ -182,7 +185,7 @@ def test_new_rows_are_attended_over_where_they_are(make_scene: MakeScene) -> Non
     metadata, out = backend.init_forward_metadata(scene.batch), torch.empty(0)
     scene.attend(backend, metadata=metadata, out=out)
     (call,) = backend.calls
-    assert call.kernel == "flat"
+    assert not call.paged
     expected = (scene.q_RNH, scene.k_RKH, scene.v_RKH, metadata, out)
     assert all(given is what for given, what in zip(call.arguments, expected, strict=True))
 
@@ -193,8 +196,9 @@ def test_pages_are_attended_over_in_the_cache_of_the_layer(make_scene: MakeScene
     metadata, out = backend.init_forward_metadata(scene.batch), torch.empty(0)
     scene.attend(backend, 1, metadata=metadata, out=out)
     (call,) = backend.calls
-    assert call.kernel == "pages"
-    expected: tuple[Any, ...] = (scene.q_RNH, scene.kv_cache, 1, metadata, out)
+    assert call.paged
+    pages = (scene.kv_cache.keys(1), scene.kv_cache.values(1))
+    expected: tuple[Any, ...] = (scene.q_RNH, *pages, metadata, out)
     assert all(given is what for given, what in zip(call.arguments, expected, strict=True))
 
 
@@ -210,7 +214,7 @@ def test_gathered_rows_are_those_of_the_layer_in_the_order_of_tokens(
     backend = scene.make(Recorder)
     scene.attend(backend, layer)
     (call,) = backend.calls
-    assert call.kernel == "flat"
+    assert not call.paged
     k_SKH, v_SKH = call.arguments[1:3]
     expected = [4.0, 5, 6, 12, 13, 14, 15, 8, 9, 10, 16]
     assert k_SKH[:, 1, 7].tolist() == expected
@@ -344,3 +348,93 @@ def test_buckets_do_not_share_buffers(make_scene: MakeScene) -> None:
 def test_a_result_is_that_of_the_kernel(make_scene: MakeScene) -> None:
     scene = make_scene(THREE)
     assert scene.attend(scene.make(Gatherer)) is scene.q_RNH
+
+
+# What a full graph is given
+
+
+def test_metadata_of_a_full_graph_against_values_by_hand(
+    make_scene: MakeScene, buffers: VarlenBuffers
+) -> None:
+    full = buffers.full(64)
+    loaded(make_scene(FIVE, page_size=4), buffers)
+    loaded(make_scene(THREE, page_size=4), buffers)
+    assert as_lists(full) == {
+        "source": KeySource.PAGES,
+        "cu_new_lens": [0, 3, 5, 6, 6, 6],
+        "cu_kv_lens": [0, 3, 10, 11, 11, 11],
+        "kv_lens": [3, 7, 1, 0, 0],
+        # The two dead slots still have the pages of FIVE.
+        "page_table_BW": [
+            [1, 0, 0, 0, 0],
+            [3, 2, 0, 0, 0],
+            [4, 0, 0, 0, 0],
+            [9, 8, 7, 6, 0],
+            [10, 0, 0, 0, 0],
+        ],
+        "max_new_len": 18,
+        "max_kv_len": 18,
+        "slots_S": None,
+    }
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_a_full_graph_reads_what_is_loaded(
+    make_scene: MakeScene, buffers: VarlenBuffers, name: str
+) -> None:
+    full = getattr(buffers.full(64), name)
+    live = getattr(loaded(make_scene(THREE, page_size=4), buffers), name)
+    assert full.data_ptr() == live.data_ptr()
+    assert full.stride() == live.stride()
+
+
+@pytest.mark.parametrize(("bucket", "slots"), [(1, 1), (4, 4), (5, 5), (64, 5)])
+def test_a_full_graph_has_a_slot_for_every_request_there_can_be(
+    buffers: VarlenBuffers, bucket: int, slots: int
+) -> None:
+    full = buffers.full(bucket)
+    assert [len(getattr(full, name)) for name in INDICES] == [slots + 1, slots + 1, slots, slots]
+
+
+@pytest.mark.parametrize(("bucket", "longest"), [(1, 1), (17, 17), (18, 18), (64, 18)])
+def test_lengths_of_a_full_graph_are_bounds(
+    buffers: VarlenBuffers, bucket: int, longest: int
+) -> None:
+    full = buffers.full(bucket)
+    assert (full.max_new_len, full.max_kv_len) == (longest, 18)
+
+
+def test_without_a_batch_a_full_graph_has_no_tokens_and_page_0(buffers: VarlenBuffers) -> None:
+    full = buffers.full(64)
+    assert not any(getattr(full, name).any() for name in INDICES)
+
+
+@pytest.mark.parametrize("lengths", [[(0, 3)], [(5, 3)]], ids=["new", "prefix"])
+def test_a_full_graph_reads_pages_also_without_a_prefix(
+    make_scene: MakeScene, lengths: list[tuple[int, int]]
+) -> None:
+    scene = make_scene(lengths, page_size=8)
+    backend = scene.make(Recorder)
+    scene.attend_full(backend, 16)
+    assert [call.paged for call in backend.calls] == [True]
+
+
+@pytest.mark.parametrize(
+    ("backend", "page_size", "reason"),
+    [
+        (Recorder, 4, "reads pages of multiples of 8 tokens, not of 4"),
+        (Gatherer, 8, "reads no pages"),
+    ],
+    ids=["page_size", "no_pages"],
+)
+def test_a_kernel_that_reads_no_such_pages_gives_no_full_graph(
+    make_scene: MakeScene, backend: type[VarlenBackend], page_size: int, reason: str
+) -> None:
+    made = make_scene(THREE, page_size=page_size).make(backend)
+    assert reason in made.refuse_full_graph()
+    with pytest.raises(UnsupportedSpecError, match=reason):
+        made.full_graph_metadata(made.init_bucket_metadata(16), 16)
+
+
+def test_a_backend_that_reads_pages_gives_a_full_graph(make_scene: MakeScene) -> None:
+    assert make_scene(THREE, page_size=8).make(Recorder).refuse_full_graph() is None

@@ -1,6 +1,8 @@
 """Bucket ladders: which sizes there are, which of them serves a batch, and what is refused."""
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -193,3 +195,66 @@ def test_steps_of_a_default_ladder_never_shrink_but_the_last(
     )
     steps = [after - before for before, after in itertools.pairwise(ladder)][:-1]
     assert steps == sorted(steps)
+
+
+# Ladders in files
+
+
+def test_a_saved_ladder_is_loaded_again(tmp_path: Path) -> None:
+    TokenBuckets([16, 64]).save(tmp_path / "ladder.json")
+    assert list(TokenBuckets.load(tmp_path / "ladder.json")) == [16, 64]
+
+
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    TokenBuckets([16]).save(str(tmp_path / "ladder.json"))
+    assert list(TokenBuckets.load(str(tmp_path / "ladder.json"))) == [16]
+
+
+def test_a_saved_ladder_is_plain_json(tmp_path: Path) -> None:
+    TokenBuckets([16, 64]).save(tmp_path / "ladder.json")
+    assert json.loads((tmp_path / "ladder.json").read_text()) == {"buckets": [16, 64]}
+
+
+def test_a_file_may_say_where_its_ladder_comes_from(tmp_path: Path) -> None:
+    TokenBuckets([16, 64]).save(tmp_path / "ladder.json", about={"made_by": "hand"})
+    raw = json.loads((tmp_path / "ladder.json").read_text())
+    assert raw == {"buckets": [16, 64], "about": {"made_by": "hand"}}
+    assert list(TokenBuckets.load(tmp_path / "ladder.json")) == [16, 64]
+
+
+def test_an_old_file_is_replaced(tmp_path: Path) -> None:
+    TokenBuckets(range(1, 100)).save(tmp_path / "ladder.json")
+    TokenBuckets([16]).save(tmp_path / "ladder.json")
+    assert list(TokenBuckets.load(tmp_path / "ladder.json")) == [16]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(b"", "is no JSON", id="empty"),
+        pytest.param(b"16,64", "is no JSON", id="numbers"),
+        pytest.param(b"\xff", "is no JSON", id="no-text"),
+        pytest.param(b"[" * 200_000, "is no JSON", id="deep"),
+        pytest.param(b"[16, 64]", "holds no ladder", id="list"),
+        pytest.param(b"{}", "holds no ladder", id="no-buckets"),
+        pytest.param(b'{"buckets": 16}', "holds no ladder", id="one-number"),
+        pytest.param(b'{"buckets": {"16": 64}}', "holds no ladder", id="object"),
+        pytest.param(b'{"buckets": []}', "needs at least one size", id="no-sizes"),
+        pytest.param(b'{"buckets": [64, 16]}', "bucket 16 stands after 64", id="descending"),
+        pytest.param(b'{"buckets": ["16"]}', "bucket '16' is no positive number", id="words"),
+    ],
+)
+def test_a_file_without_a_ladder_is_named(tmp_path: Path, text: bytes, message: str) -> None:
+    (tmp_path / "ladder.json").write_bytes(text)
+    with pytest.raises(BucketError, match=rf"ladder\.json.* {message}"):
+        TokenBuckets.load(tmp_path / "ladder.json")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BucketError, match=r"cannot read .*nowhere\.json: No such file"):
+        TokenBuckets.load(tmp_path / "nowhere.json")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BucketError, match=r"cannot write .*ladder\.json: No such file"):
+        TokenBuckets([16]).save(tmp_path / "nowhere" / "ladder.json")

@@ -203,6 +203,28 @@ def test_a_forward_begins_without_a_batch(context: ForwardContext, workspace: Wo
     assert (context.real, context.batch, context.backend, context.metadata) == (None,) * 4
 
 
+def test_a_backend_bound_to_all_rows_gets_them_without_a_batch(
+    kv_cache: PagedKVCache, workspace: Workspace, make_backend: Callable[..., Any]
+) -> None:
+    context, backend, metadata = ForwardContext(kv_cache), make_backend(), object()
+    inputs = workspace.inputs(6)
+    context.begin(Phase.CAPTURE, workspace.boundary, 6, inputs.slot_mapping_T)
+    context.bind_all(backend, metadata)
+    assert context.real is context.io
+    assert (context.batch, context.backend, context.metadata) == (None, backend, metadata)
+    assert context.forwards == 0
+
+
+def test_a_new_forward_is_not_bound_to_what_the_last_one_was(
+    kv_cache: PagedKVCache, workspace: Workspace, make_backend: Callable[..., Any]
+) -> None:
+    context, inputs = ForwardContext(kv_cache), workspace.inputs(6)
+    context.begin(Phase.CAPTURE, workspace.boundary, 6, inputs.slot_mapping_T)
+    context.bind_all(make_backend(), object())
+    context.begin(Phase.WARM_UP, workspace.boundary, 6, inputs.slot_mapping_T)
+    assert (context.real, context.backend, context.metadata) == (None, None, None)
+
+
 def test_a_bound_forward_has_views_of_the_real_rows(
     context: ForwardContext, workspace: Workspace, make_batch: MakeBatch, make_backend: Any
 ) -> None:

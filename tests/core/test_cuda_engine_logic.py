@@ -7,6 +7,7 @@ import gc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -79,6 +80,7 @@ class FakeCuda:
         self.illegal = False
         self.illegal_ends = 0
         self.current = Stream(self, "caller")
+        self.names = cycle(["capture", "warm-up"])
         self.ended: list[tuple[Any, Any]] = []
         self.snapshots: dict[Any, list[dict[str, int]]] = {}
         self.pools = 0
@@ -87,7 +89,7 @@ class FakeCuda:
         fakes = {
             "is_available": lambda: True,
             "current_device": lambda: 3,
-            "Stream": lambda device: Stream(self, "capture"),
+            "Stream": lambda device: Stream(self, next(self.names)),
             "current_stream": lambda device: self.current,
             "stream": self.stream,
             "synchronize": lambda device: self.log.append(f"synchronize {device}"),
@@ -228,6 +230,21 @@ def test_a_replay_replays_graphs_and_breaks_in_order(
     assert cuda.log == [f"replay {first.number}", "break", f"replay {second.number}"]
 
 
+def test_with_breaks_inline_one_graph_is_captured(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    first, launch = len(cuda.graphs), eager_on_graph(cuda.launch)
+    graph = BreakableCUDAGraph(engine)
+    with BreakableCUDAGraphCapture(graph, inline_breaks=True):
+        launch()
+        break_graph()
+        launch()
+    assert cuda.log[1:-1] == [f"begin {first} on capture", f"end {first}"]
+    cuda.log.clear()
+    graph.replay()
+    assert cuda.log == [f"replay {first}"]
+
+
 def test_an_empty_segment_is_no_warning_and_replays_nothing(
     cuda: FakeCuda, engine: CUDASegmentEngine
 ) -> None:
@@ -258,16 +275,16 @@ def test_another_warning_at_the_end_of_a_segment_is_not_taken_for_an_empty_one(
 # Warm-up
 
 
-def test_a_warm_up_runs_on_the_capture_stream_between_waits(
+def test_a_warm_up_runs_on_a_stream_of_its_own_between_waits(
     cuda: FakeCuda, engine: CUDASegmentEngine
 ) -> None:
     with engine.warming_up():
         cuda.log.append(f"warm up on {cuda.current.name}")
     assert cuda.log == [
-        "capture waits for caller",
-        "warm up on capture",
-        "caller waits for capture",
-        "synchronize capture",
+        "warm-up waits for caller",
+        "warm up on warm-up",
+        "caller waits for warm-up",
+        "synchronize warm-up",
     ]
 
 
@@ -276,7 +293,7 @@ def test_after_a_failed_warm_up_the_caller_still_waits(
 ) -> None:
     with pytest.raises(MistakeError), engine.warming_up():
         raise MistakeError
-    assert cuda.log == ["capture waits for caller", "caller waits for capture"]
+    assert cuda.log == ["warm-up waits for caller", "caller waits for warm-up"]
     assert cuda.current.name == "caller"
 
 

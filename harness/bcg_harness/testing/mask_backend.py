@@ -22,8 +22,8 @@ from bcg_core import (
 class MaskBackend(AttentionBackend):
     """Attend over every slot of the KV cache, behind a mask that says which of them a row may see.
 
-    The mask of a bucket keeps its address and is refreshed in place. Faulty backends for tests derive from this one and
-    get the mask wrong.
+    The mask of a bucket keeps its address and is refreshed in place, so attention can be captured in a full graph; rows
+    that may see nothing become zero. Faulty backends for tests derive from this one and get the mask wrong.
     """
 
     name: ClassVar[str] = "mask"
@@ -35,6 +35,7 @@ class MaskBackend(AttentionBackend):
         cached_prefix=True,
         supports_out=True,
         needs_host_plan=False,
+        supports_full_graph=True,
         deterministic=True,
     )
 
@@ -78,6 +79,11 @@ class MaskBackend(AttentionBackend):
         metadata[: batch.num_tokens].copy_(self.init_forward_metadata(batch))
         return metadata
 
+    def full_graph_metadata(self, metadata: Tensor | None, bucket: int) -> Tensor:
+        """Return the mask of the bucket."""
+        assert metadata is not None
+        return metadata
+
     def forward(
         self,
         q_RNH: Tensor,
@@ -88,12 +94,13 @@ class MaskBackend(AttentionBackend):
         metadata: Tensor,
         out_RNH: Tensor | None,
     ) -> Tensor:
-        """Attend in float32, and write to ``out_RNH``."""
+        """Attend in float64, in which results do not depend on how many rows there are, and write to ``out_RNH``."""
         assert out_RNH is not None, "the core offers out to a backend that supports it"
-        keys_SKH, values_SKH = (cached.float() for cached in kv_cache.flat(layer))
+        keys_SKH, values_SKH = (cached.double() for cached in kv_cache.flat(layer))
         mask_RS = metadata[: q_RNH.shape[0]]
-        q_RKGH = q_RNH.float().unflatten(1, (self.spec.num_kv_heads, -1))
+        q_RKGH = q_RNH.double().unflatten(1, (self.spec.num_kv_heads, -1))
         logits_KGRS = torch.einsum("rkgh,skh->kgrs", q_RKGH, keys_SKH) * self.scale
         weights_KGRS = logits_KGRS.masked_fill(~mask_RS, float("-inf")).softmax(dim=-1)
+        weights_KGRS = weights_KGRS.masked_fill(~mask_RS, 0.0)  # NaN where a row may see nothing
         result_RKGH = torch.einsum("kgrs,skh->rkgh", weights_KGRS, values_SKH)
         return out_RNH.copy_(result_RKGH.flatten(1, 2))
