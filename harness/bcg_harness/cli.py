@@ -18,7 +18,11 @@ app = typer.Typer(
 BUCKETS = "16,64,256"
 
 Buckets = Annotated[
-    str, typer.Option(help="Token counts to capture, ascending.", metavar="N,N,...")
+    str,
+    typer.Option(
+        help="Token counts to capture, ascending, or a ladder that bcg tune wrote.",
+        metavar="N,N,...|FILE.json",
+    ),
 ]
 
 
@@ -129,6 +133,143 @@ def check(
 
 
 @app.command()
+def bench(
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Backend to measure, all its variants or one as in 'flash_attn[version=3]'; repeatable. Default: all.",
+            metavar="NAME",
+        ),
+    ] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Execution mode: eager, eager_fused, padded_eager, breakable, breakable_unfused, full, "
+            "compile_piecewise, transformers_eager or breakable_meta; repeatable. Default: the usual ones; eager is "
+            "always measured, for comparison.",
+            metavar="NAME",
+        ),
+    ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What to prefill: single-N, concurrent-BxN, chat-B, documents-B, turns-B or chunked-NxC, with numbers "
+            "for B requests, N tokens, C tokens a chunk; repeatable. Default: a table of all kinds.",
+            metavar="NAME",
+        ),
+    ] = None,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help='Requests to prefill, a JSON object a line: {"prompt_tokens": 300, "prefix_tokens": 0, '
+            '"arrival_seconds": 0.5}; repeatable.',
+            metavar="FILE.jsonl",
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu (emulated graphs) or cuda.", metavar="NAME")
+    ] = "cpu",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A built-in shape with random weights (tiny, smollm2-135m, llama-1b, llama-8b, ...), a Hugging Face "
+            "directory, a .gguf file or a hub id.",
+            metavar="MODEL",
+        ),
+    ] = "tiny",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16. Default: float32 on cpu, bfloat16 on cuda.",
+            metavar="NAME",
+        ),
+    ] = None,
+    buckets: Annotated[
+        str | None,
+        typer.Option(
+            help="Token counts to capture, ascending, or a ladder that bcg tune wrote. Default: up to 2048 on cuda, "
+            "16,64,256 on cpu.",
+            metavar="N,N,...|FILE.json",
+        ),
+    ] = None,
+    page_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens a KV page. Default: the smallest that all selected backends read in place.",
+            min=1,
+            metavar="N",
+        ),
+    ] = None,
+    token_budget: Annotated[
+        int,
+        typer.Option(help="Most new tokens of a batch in mixes and traces.", min=1, metavar="N"),
+    ] = 2048,
+    max_requests: Annotated[
+        int, typer.Option(help="Most requests of a batch in traces.", min=1, metavar="N")
+    ] = 64,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            help="About how long to repeat each mode on each workload.", min=0.0, metavar="SECONDS"
+        ),
+    ] = 0.4,
+    seed: Annotated[
+        int, typer.Option(help="Of random weights, tokens and mixes.", min=0, metavar="N")
+    ] = 0,
+    profile: Annotated[
+        bool,
+        typer.Option(help="Also profile one pass of each mode: device time, launches, time line."),
+    ] = True,
+    bucket_costs: Annotated[
+        bool,
+        typer.Option("--bucket-costs", help="Also measure each bucket, which bcg tune needs."),
+    ] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write all measures and their context here, for bcg report and bcg tune.",
+            metavar="FILE",
+        ),
+    ] = None,
+) -> None:
+    """Measure how fast prefill is: execution modes side by side, over backends and workloads.
+
+    Every result is compared with a reference before it is timed; what is wrong gets no time. Modes take turns, round by
+    round, over the same batches, the same KV cache and, where they use one, the same backend. Exits with 0 if
+    everything that was measured is right, with 1 if not, with 2 for wrong use, with 130 if interrupted.
+
+    **Examples**
+
+        bcg bench                                                the emulator, in a minute
+        bcg bench --device cuda --model llama-1b --json out.json
+        bcg bench --device cuda --backend flashinfer --workload single-256 --workload chat-32
+        bcg bench --device cuda --trace requests.jsonl           your own traffic
+        bcg report out.json                                      the same with pictures
+    """
+    from bcg_harness.cli_bench import BenchOptions, bench_backends
+
+    options = BenchOptions(
+        backends=tuple(backend or ()),
+        modes=tuple(mode or ()),
+        workloads=tuple(workload or ()),
+        traces=tuple(trace or ()),
+        device=device,
+        model=model,
+        dtype=dtype,
+        buckets=buckets,
+        page_size=page_size,
+        token_budget=token_budget,
+        max_requests=max_requests,
+        seconds=seconds,
+        seed=seed,
+        profile=profile,
+        bucket_costs=bucket_costs,
+        json=json,
+    )
+    bench_backends(options)
+
+
+@app.command()
 def backends(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -149,6 +290,159 @@ def cases(
     from bcg_harness.cli_cases import print_cases
 
     print_cases(buckets, as_json=as_json)
+
+
+@app.command()
+def tune(
+    costs: Annotated[
+        Path,
+        typer.Option(
+            help="Measured costs: what bcg bench --bucket-costs --json wrote.", metavar="FILE.json"
+        ),
+    ],
+    lengths: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Batches to serve, one a line: its tokens and, if you like, its weight, as in '300 2.5'; repeatable.",
+            metavar="FILE",
+        ),
+    ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Batches to serve: those of a workload of bcg bench; repeatable.", metavar="NAME"
+        ),
+    ] = None,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Requests to serve, as for bcg bench; they are packed into batches. Repeatable.",
+            metavar="FILE.jsonl",
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose costs to take. Default: the only backend in the file.", metavar="NAME"
+        ),
+    ] = None,
+    memory_budget: Annotated[
+        float | None,
+        typer.Option(help="Most graph memory, in MiB. Default: any.", min=0.0, metavar="MIB"),
+    ] = None,
+    start_up_budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Longest capture of all buckets, in seconds. Default: any.",
+            min=0.0,
+            metavar="SECONDS",
+        ),
+    ] = None,
+    max_buckets: Annotated[
+        int | None, typer.Option(help="Most buckets. Default: any.", min=1, metavar="N")
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            help="Also consider multiples of N between measured buckets, at interpolated costs. Default: only what was "
+            "measured.",
+            min=1,
+            metavar="N",
+        ),
+    ] = None,
+    token_budget: Annotated[
+        int,
+        typer.Option(help="Most new tokens of a batch in mixes and traces.", min=1, metavar="N"),
+    ] = 2048,
+    max_requests: Annotated[
+        int, typer.Option(help="Most requests of a batch in traces.", min=1, metavar="N")
+    ] = 64,
+    seed: Annotated[int, typer.Option(help="Of mixes.", min=0, metavar="N")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the ladder here: --buckets takes the file, and so does TokenBuckets.load.",
+            metavar="FILE.json",
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write all figures and their context here.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Propose the bucket ladder with the least expected prefill latency for your batches, within budgets.
+
+    Searches all ladders of the measured buckets exactly, and shows the best beside the default ladder, the best single
+    bucket, and no graph at all. Exits with 0, with 1 if a ladder was to be written and eager prefill is faster than any
+    within the budgets, with 2 for wrong use.
+
+    **Examples**
+
+        bcg bench --device cuda --bucket-costs --json costs.json     measure first
+        bcg tune --costs costs.json --lengths lengths.txt
+        bcg tune --costs costs.json --trace requests.jsonl --memory-budget 512 --start-up-budget 10
+        bcg tune --costs costs.json --workload chat-64 --max-buckets 8 --output ladder.json
+        bcg check --device cuda --buckets ladder.json                use it
+    """
+    from bcg_harness.cli_tune import TuneOptions, tune_ladder
+
+    options = TuneOptions(
+        costs=costs,
+        backend=backend,
+        lengths=tuple(lengths or ()),
+        workloads=tuple(workload or ()),
+        traces=tuple(trace or ()),
+        token_budget=token_budget,
+        max_requests=max_requests,
+        seed=seed,
+        memory_budget=memory_budget,
+        start_up_budget=start_up_budget,
+        max_buckets=max_buckets,
+        step=step,
+        output=output,
+        json=json,
+    )
+    tune_ladder(options)
+
+
+@app.command()
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Results of bcg bench --json.", metavar="FILE...", show_default=False),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the page here. Default: beside the first file, under its name.",
+            metavar="FILE.html",
+        ),
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a picture of each chart into this folder, for day and for night. Default: PAGE-charts.",
+            metavar="DIR",
+        ),
+    ] = None,
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="Leave the pictures out.")
+    ] = True,
+) -> None:
+    """Make one HTML page, which needs no network, and pictures out of results of bcg bench.
+
+    Several runs share the page. Each is compared with the one before it of the same model on the same hardware, on the
+    page and here: which medians moved by more than 5 %. Needs the extra `report`.
+
+    **Examples**
+
+        bcg report out.json                            out.html and out-charts/
+        bcg report before.json after.json              both, and what moved between them
+        bcg report out.json --output page.html --no-pictures
+    """
+    from bcg_harness.cli_report import ReportOptions, write_report
+
+    write_report(ReportOptions(files=tuple(files), output=output, png=png, pictures=pictures))
 
 
 def main() -> None:

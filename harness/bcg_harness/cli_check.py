@@ -1,6 +1,5 @@
 """``bcg check``: run the correctness matrix and print it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -12,7 +11,7 @@ from rich.console import Console
 from bcg_core import BackendRegistry, negotiate_page_size
 from bcg_harness.candidates import Candidate, select_backends
 from bcg_harness.cli_errors import usage_errors
-from bcg_harness.cli_progress import progress_bar
+from bcg_harness.cli_progress import loading, progress_bar
 from bcg_harness.environment import Environment
 from bcg_harness.json_file import require_writable, write_json
 from bcg_harness.matrix import Matrix
@@ -108,7 +107,7 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
         dtype=dtype,
         device=device,
         seed=options.seed,
-        progress=_loading(progress),
+        progress=loading(progress),
     )
     spec = resolved.model.spec
     cases = select_cases(options.cases, buckets, max_context=spec.max_positions)
@@ -161,14 +160,3 @@ def _with_advice(result: CheckResult, candidate: Candidate, dtype: torch.dtype) 
     first = next((name for name, known in DTYPES.items() if known in served), None)
     advice = "" if first is None else f" (try --dtype {first})"
     return replace(result, detail=result.detail + advice)
-
-
-def _loading(progress: Progress) -> Callable[[int, int], None]:
-    """Return what tells ``progress`` of tensors loaded, as (done, total)."""
-
-    def report(done: int, total: int) -> None:
-        if done == 1:
-            progress.start("loading weights", total)
-        progress.advance()
-
-    return report

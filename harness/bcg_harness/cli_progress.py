@@ -1,6 +1,6 @@
 """How the command shows long work: one bar on stderr."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -35,3 +35,14 @@ def progress_bar() -> Iterator[ProgressBar]:
     console = Console(stderr=True)
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         yield ProgressBar(bar)
+
+
+def loading(progress: Progress) -> Callable[[int, int], None]:
+    """Return what tells ``progress`` of tensors loaded, as (done, total)."""
+
+    def report(done: int, total: int) -> None:
+        if done == 1:
+            progress.start("loading weights", total)
+        progress.advance()
+
+    return report

@@ -2,7 +2,8 @@
 
 BcgError
 └── HarnessError (ValueError)     a wrong use of the harness: what was asked, what is possible, how to fix it
-    └── CaseError                 a case that describes nothing that can be run
+    ├── CaseError                 a case that describes nothing that can be run
+    └── DeviceLostError           something left the GPU unusable for this process
 """
 
 from bcg_core.errors import BcgError
@@ -14,3 +15,7 @@ class HarnessError(BcgError, ValueError):
 
 class CaseError(HarnessError):
     """Report a case that describes nothing that can be run."""
+
+
+class DeviceLostError(HarnessError):
+    """Report that an illegal access or the like left the GPU unusable for the rest of the process."""

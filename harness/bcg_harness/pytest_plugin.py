@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options; ``bcg check`` has the same without the prefix."""
+    """Add the options; ``bcg check`` and ``bcg bench`` have the same without the prefix."""
     group = parser.getgroup("bcg", "breakable CUDA graphs")
     group.addoption(
         "--bcg-backend",
@@ -41,6 +41,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="tiny",
         metavar="MODEL",
         help="built-in model, Hugging Face directory, .gguf file or hub id",
+    )
+    group.addoption(
+        "--bcg-mode",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="execution mode to benchmark, as in bcg bench --mode; repeatable; default: the usual ones",
+    )
+    group.addoption(
+        "--bcg-workload",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="workload to benchmark, as in bcg bench --workload; repeatable; default: a table of all kinds",
     )
 
 

@@ -48,17 +48,25 @@ def select_cases(names: Sequence[str], buckets: TokenBuckets, *, max_context: in
 
 
 def parse_buckets(text: str) -> TokenBuckets:
-    """Read comma-separated token counts; raises BucketError or HarnessError for a ladder that makes no sense."""
+    """Read comma-separated token counts, or the ``.json`` file of a ladder that ``text`` names.
+
+    Raises BucketError or HarnessError for a ladder that makes no sense.
+    """
+    buckets = TokenBuckets.load(text) if text.endswith(".json") else _listed_buckets(text)
+    if max(buckets) > MOST_TOKENS:
+        raise HarnessError(
+            f"bucket {max(buckets)} is too large: at most {MOST_TOKENS} tokens are possible"
+        )
+    return buckets
+
+
+def _listed_buckets(text: str) -> TokenBuckets:
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise HarnessError(
-            f"buckets {text!r} are no whole numbers with commas between, such as 16,64,256"
+            f"buckets {text!r} are no whole numbers with commas between, such as 16,64,256, and no path of a .json file"
         ) from error
-    if max(sizes) > MOST_TOKENS:
-        raise HarnessError(
-            f"bucket {max(sizes)} is too large: at most {MOST_TOKENS} tokens are possible"
-        )
     return TokenBuckets(sizes)
 
 

@@ -83,17 +83,24 @@ class ElementwiseOps:
         )
 
 
+def with_own_code(function: Callable[P, R]) -> Callable[P, R]:
+    """Return ``function``, which must have no defaults and no closure, with a code object of its own.
+
+    ``torch.compile`` keeps its kernels, and a limit on them, on the code object: a copy gives each model its own. Ends
+    with torch 2.12 as minimum: ``torch.compile(..., isolate_recompiles=True)``, pytorch/pytorch#178351.
+    """
+    plain = cast("FunctionType", function)
+    own = FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
+    return cast("Callable[P, R]", own)
+
+
 def _compile(function: Callable[P, R]) -> Callable[P, R]:
     """Compile ``function`` with the first dimension of its rows, and nothing else, dynamic.
 
     Not ``dynamic=True``, which makes the model's widths symbolic too (slower reductions) and gives equal sizes one
     symbol: a bucket as long as the model is wide would get a second kernel that a later call may or may not pick.
     """
-    # torch.compile keeps its kernels, and a limit on them, on the code object: a copy gives each model its own.
-    # Ends with torch 2.12 as minimum: torch.compile(..., isolate_recompiles=True), pytorch/pytorch#178351.
-    plain = cast("FunctionType", function)
-    own = FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__)
-    compiled: Callable[P, R] = torch.compile(own, fullgraph=True)
+    compiled: Callable[P, R] = torch.compile(with_own_code(function), fullgraph=True)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

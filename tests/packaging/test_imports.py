@@ -16,7 +16,8 @@ import pytest
 
 KERNELS = {"flash_attn", "flash_attn_3", "flash_attn_interface", "flashinfer", "xformers"}
 CHECKPOINTS = {"accelerate", "gguf", "huggingface_hub", "transformers"}
-VENDORS = KERNELS | CHECKPOINTS
+DRAWING = {"jinja2", "markupsafe", "matplotlib"}
+VENDORS = KERNELS | CHECKPOINTS | {"matplotlib"}
 
 MODULE_LEVEL = {
     "bcg_core": {"torch"},
@@ -39,7 +40,7 @@ ANYWHERE = {
     "bcg_core": MODULE_LEVEL["bcg_core"],
     "bcg_backends": MODULE_LEVEL["bcg_backends"] | KERNELS,
     "bcg_llama": MODULE_LEVEL["bcg_llama"] | CHECKPOINTS,
-    "bcg_harness": MODULE_LEVEL["bcg_harness"] | CHECKPOINTS,
+    "bcg_harness": MODULE_LEVEL["bcg_harness"] | CHECKPOINTS | DRAWING,
 }
 """What may also stand inside a function or under ``if TYPE_CHECKING``."""
 

@@ -1,15 +1,23 @@
 """What every execution mode has in common: how it is made ready, what it refuses, and one call that runs a batch."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bcg_core import AttentionBackend, PagedKVCache, PrefillBatch, TokenBuckets
+from bcg_core import (
+    AttentionBackend,
+    AttentionSpec,
+    PagedKVCache,
+    PrefillBatch,
+    PrefillRunner,
+    TokenBuckets,
+)
 from bcg_harness.bench.record import ModeSetup
+from bcg_harness.probe import idle_backend
 from bcg_llama import LlamaModel
 
 
@@ -23,6 +31,7 @@ class Ground:
         kv_cache: holds prefixes.
         buckets: token counts to capture.
         max_requests: most requests of a batch.
+        needed: the buckets that the workloads go to, for modes that take long to record one; None for all.
     """
 
     model: LlamaModel
@@ -30,11 +39,34 @@ class Ground:
     kv_cache: PagedKVCache
     buckets: TokenBuckets
     max_requests: int
+    needed: TokenBuckets | None = None
 
     @property
     def device(self) -> torch.device:
         """Return where everything lives."""
         return self.model.spec.device
+
+    @cached_property
+    def runner(self) -> PrefillRunner:
+        """Return the one runner of ``model``, made at first use; it captures nothing by itself."""
+        return self.new_runner(self.model)
+
+    @cached_property
+    def plain_runner(self) -> PrefillRunner:
+        """Return the one runner of ``plain``, which is ``runner`` where both models are one."""
+        return self.runner if self.plain is self.model else self.new_runner(self.plain)
+
+    def new_runner(self, model: LlamaModel, *, full_graph: bool = False) -> PrefillRunner:
+        """Return a runner of ``model`` over the shared cache, with a backend that only stands in."""
+        spec = AttentionSpec.of(model.spec, page_size=self.kv_cache.page_size)
+        return PrefillRunner(
+            model,
+            self.kv_cache,
+            idle_backend(spec),
+            buckets=self.buckets,
+            max_requests=self.max_requests,
+            full_graph=full_graph,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,31 +129,14 @@ class ExecutionMode(ABC):
         """Say why ``batch`` cannot be served; None when it can."""
         return None
 
+    def stage(self, batch: PrefillBatch) -> None:
+        """Bring into place what this mode reads besides the batch and the shared cache; never timed."""
+        return
+
     @abstractmethod
     def prefill(self, batch: PrefillBatch) -> Prefilled:
         """Run the new tokens of ``batch``."""
 
-
-@dataclass
-class Served:
-    """Count what served the timed batches of a cell.
-
-    Attributes:
-        by: how often each bucket or reason did.
-        real_tokens: R of all of them.
-        padded_tokens: T of all of them.
-    """
-
-    by: dict[str, int] = field(default_factory=dict)
-    real_tokens: int = 0
-    padded_tokens: int = 0
-
-    def count(self, batch: PrefillBatch, result: Prefilled) -> None:
-        """Add one batch."""
-        self.by[result.served_by] = self.by.get(result.served_by, 0) + 1
-        self.real_tokens += batch.num_tokens
-        self.padded_tokens += result.padded_tokens
-
-    def to_json(self) -> Mapping[str, int]:
-        """Return the counts."""
-        return dict(self.by)
+    def notes(self) -> list[str]:
+        """Return what a report should say of this mode as it was prepared, a line each."""
+        return []

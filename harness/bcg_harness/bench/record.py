@@ -13,6 +13,7 @@ from bcg_harness.errors import HarnessError
 
 KIND = "bcg bench"
 SCHEMA = 1
+INTERRUPTED = "interrupted"
 NO_BACKEND = "-"
 """Stands for the backend of a mode that brings its own attention."""
 
@@ -314,7 +315,7 @@ class BenchReport:
         break_overhead: None where breakable was not measured.
         bucket_costs: empty unless they were asked for.
         timelines: one of each backend that breakable was measured with.
-        interrupted: the run was stopped before its last cell.
+        end: what ended the run before its last cell, ``INTERRUPTED`` for Ctrl-C; None when nothing did.
     """
 
     started: str
@@ -330,7 +331,7 @@ class BenchReport:
     break_overhead: BreakOverhead | None
     bucket_costs: tuple[BucketCost, ...]
     timelines: tuple[Timeline, ...]
-    interrupted: bool = False
+    end: str | None = None
 
     def backends(self) -> list[str]:
         """Return the labels of all backends with cells, in order."""

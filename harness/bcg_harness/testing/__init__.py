@@ -31,6 +31,7 @@ from bcg_harness.testing.faulty_runners import (
 )
 from bcg_harness.testing.limited_backends import NoFloat32, NoPrefix, NotInstalled, Variants
 from bcg_harness.testing.mask_backend import MaskBackend
+from bcg_harness.testing.slow_backend import SlowBackend
 
 __all__ = [
     "AlignsTopLeft",
@@ -60,6 +61,7 @@ __all__ = [
     "SamplesWrongRow",
     "ScalesTooMuch",
     "SkipsBreak",
+    "SlowBackend",
     "TrustsUnwrittenSlots",
     "Variants",
     "WritesCache",

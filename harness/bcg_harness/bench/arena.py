@@ -1,0 +1,96 @@
+"""The batches of a workload, made anew for every mode and round from token ids in host memory."""
+
+from dataclasses import dataclass
+
+from bcg_core import Chunk, KVSequence, PagedKVCache, PrefillBatch
+from bcg_harness.bench.workloads import Workload
+from bcg_harness.tokens import TokenSource
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """Hold what one request brings to a batch.
+
+    Attributes:
+        sequence: its pages.
+        prefix: tokens before the new ones.
+        token_ids: the new ones.
+    """
+
+    sequence: KVSequence
+    prefix: int
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scene:
+    """Hold the requests of one step of a workload.
+
+    Attributes:
+        requests: in batch order.
+        kv_cache: holds their pages.
+        timed: False for a step that only fills the cache.
+    """
+
+    requests: tuple[Request, ...]
+    kv_cache: PagedKVCache
+    timed: bool
+
+    def batch(self) -> PrefillBatch:
+        """Return the batch of this step, as if it were about to be run for the first time."""
+        for request in self.requests:
+            request.sequence.cached = request.prefix
+        return PrefillBatch.from_chunks(
+            [
+                Chunk(token_ids=request.token_ids, sequence=request.sequence)
+                for request in self.requests
+            ],
+            self.kv_cache,
+        )
+
+
+class Arena:
+    """Give one workload at a time its pages, and its steps as scenes.
+
+    Pages stay with their sequence while a workload is entered, so every mode and round reads and writes the same slots.
+
+    Args:
+        kv_cache: shared by all modes.
+        source: gives the token ids.
+    """
+
+    def __init__(self, kv_cache: PagedKVCache, source: TokenSource) -> None:
+        self._kv_cache = kv_cache
+        self._source = source
+        self._sequences: dict[int, KVSequence] = {}
+
+    def enter(self, workload: Workload) -> list[Scene]:
+        """Leave what was entered, and return the scenes of ``workload``; the cache holds none of its tokens yet."""
+        self.leave()
+        lengths = workload.case.lengths
+        self._sequences = {number: KVSequence() for number in lengths}
+        tokens = {number: self._source.tokens(number, length) for number, length in lengths.items()}
+        reached = dict.fromkeys(lengths, 0)
+        scenes = []
+        for step in workload.case.steps:
+            requests = []
+            for number, count in step.requests:
+                start = reached[number]
+                reached[number] = stop = start + count
+                requests.append(
+                    Request(
+                        sequence=self._sequences[number],
+                        prefix=start,
+                        token_ids=tokens[number][start:stop],
+                    )
+                )
+            scenes.append(
+                Scene(requests=tuple(requests), kv_cache=self._kv_cache, timed=step.checked)
+            )
+        return scenes
+
+    def leave(self) -> None:
+        """Take all pages back; scenes that were entered must not be used again."""
+        for sequence in self._sequences.values():
+            self._kv_cache.free(sequence)
+        self._sequences = {}

@@ -1,0 +1,119 @@
+"""What a break costs that does nothing.
+
+Shape letters: R real tokens, N query heads, K KV heads, H head dim.
+"""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from bcg_core import (
+    AttentionBackend,
+    Capabilities,
+    Chunk,
+    KVSequence,
+    Metadata,
+    PagedKVCache,
+    PrefillBatch,
+    PrefillRunner,
+)
+from bcg_harness.bench.mode import Ground
+from bcg_harness.bench.record import BreakOverhead
+from bcg_harness.bench.timing import synchronise
+
+_REPEATS = 50
+_TOKENS = 256
+
+
+class NoAttention(AttentionBackend):
+    """Leave the attention output as it is: what remains of a prefill is everything else."""
+
+    name = "no attention"
+    capabilities = Capabilities(
+        dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
+        head_dims=None,
+        devices=frozenset({"cpu", "cuda"}),
+        gqa=True,
+        supports_out=True,
+        supports_full_graph=True,
+        needs_host_plan=False,
+    )
+
+    def init_forward_metadata(self, batch: PrefillBatch) -> Metadata:
+        """Prepare nothing."""
+        return None
+
+    def full_graph_metadata(self, metadata: Metadata, bucket: int) -> Metadata:
+        """Prepare nothing."""
+        return None
+
+    def warm_up(self, batches: Sequence[PrefillBatch], run: Callable[[PrefillBatch], None]) -> None:
+        """Run nothing."""
+
+    def forward(
+        self,
+        q_RNH: Tensor,
+        k_RKH: Tensor,
+        v_RKH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: Metadata,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Return the output rows untouched."""
+        assert out_RNH is not None, "the core offers out to a backend that supports it"
+        return out_RNH
+
+
+def measure_break_overhead(ground: Ground) -> BreakOverhead | None:
+    """Time replays without attention, in segments and as one graph, of a bucket of 256 tokens or the next larger.
+
+    None where ``breakable`` has captured nothing. Its runner keeps its graphs, and its backend has to be chosen anew.
+    The KV cache must have room for one request that fills the bucket.
+    """
+    runner = ground.runner
+    sizes = sorted(runner.graphs)
+    if not sizes:
+        return None
+    bucket = next((size for size in sizes if size >= _TOKENS), sizes[-1])
+    runner.use_backend(_no_attention(runner))
+    with_breaks = _replays(runner, bucket)
+    breaks = len(runner.graphs[bucket].breaks)
+    whole = ground.new_runner(ground.model, full_graph=True)
+    whole.use_backend(_no_attention(whole))
+    whole.capture()
+    without = _replays(whole, bucket)
+    whole.release()
+    return BreakOverhead(
+        bucket=bucket,
+        breaks=breaks,
+        host_per_break=with_breaks[0] / breaks,
+        wall_per_break=(with_breaks[1] - without[1]) / breaks,
+    )
+
+
+def _no_attention(runner: PrefillRunner) -> NoAttention:
+    return NoAttention(runner.backend.spec, runner.limits, runner.model.spec.device)
+
+
+def _replays(runner: PrefillRunner, bucket: int) -> tuple[float, float]:
+    """Return median host time and wall-clock time of prefills that fill ``bucket``, without attention."""
+    sequence = KVSequence()
+    context = min(bucket, runner.limits.max_context)
+    chunk = Chunk(token_ids=[0] * context, sequence=sequence)
+    runner.prefill(PrefillBatch.from_chunks([chunk], runner.kv_cache))
+    graph, device = runner.graphs[bucket], runner.model.spec.device
+    host, wall = [], []
+    with torch.inference_mode():
+        for _ in range(_REPEATS):
+            synchronise(device)
+            begun = perf_counter()
+            graph.replay()
+            host.append(perf_counter() - begun)
+            synchronise(device)
+            wall.append(perf_counter() - begun)
+    runner.kv_cache.free(sequence)
+    return median(host), median(wall)

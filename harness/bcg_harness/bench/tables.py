@@ -1,0 +1,157 @@
+"""What ``bcg bench`` shows: times for people, on a terminal or in a log; the JSON file has all the rest."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from bcg_harness.bench.record import NO_BACKEND, BenchReport, Cell, Status
+from bcg_harness.bench.spread import Verdict
+
+_MIB = 2**20
+_STYLES = {
+    Verdict.FASTER: "green",
+    Verdict.SLOWER: "red",
+    Verdict.TOO_CLOSE: "dim",
+}
+_WORDS = {
+    Status.UNAVAILABLE: "[yellow]n/a[/]",
+    Status.FAILED: "[bold red]WRONG[/]",
+    Status.ERROR: "[bold red]ERROR[/]",
+}
+
+
+def context_line(report: BenchReport) -> str:
+    """Return in one line what was measured on what."""
+    env, model = report.environment, report.model
+    parts = [str(env["engine"]), str(env["hardware"]), f"torch {env['libraries']['torch']}"]
+    if env["driver"]:
+        parts.append(f"driver {env['driver']}")
+    shape = (
+        f"{model['num_layers']} layers, D {model['hidden_size']}, "
+        f"{model['num_heads']}/{model['num_kv_heads']} heads of {model['head_dim']}"
+    )
+    ladder = report.settings["buckets"]
+    captured = f"{len(ladder)} buckets up to {ladder[-1]}, pages of {report.settings['page_size']}"
+    return f"{', '.join(parts)} | {model['name']} ({shape}) | {model['dtype']} | {captured}"
+
+
+def emulator_line(report: BenchReport) -> str | None:
+    """Say that times are those of the emulator; None where graphs were real."""
+    if report.environment["compute_capability"] is not None:
+        return None
+    return "[bold yellow]These are times of the CPU emulator: they say nothing of a GPU.[/]"
+
+
+def latency_table(report: BenchReport, backend: str) -> Table:
+    """Return a table of ``backend``: a row for each workload, a column for each mode."""
+    modes = [m for m in report.modes() if any(_of(report, backend, m))]
+    title = "attention of their own" if backend == NO_BACKEND else f"backend {escape(backend)}"
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption="median latency in ms, and how many times as fast as eager; dim: too close to call",
+        caption_justify="left",
+    )
+    table.add_column("workload", overflow="fold")
+    table.add_column("tokens", justify="right")
+    for mode in modes:
+        table.add_column(mode.replace("_", "\n", 1), justify="right", no_wrap=True)
+    for workload in report.workloads:
+        cells = [report.cell(backend, mode, workload.name) for mode in modes]
+        if any(cells):
+            tokens = str(workload.real_tokens)
+            table.add_row(escape(workload.name), tokens, *(_latency(cell) for cell in cells))
+    return table
+
+
+def setup_table(report: BenchReport) -> Table:
+    """Return a table of what it took to make modes ready."""
+    table = Table(title="set-up", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("mode", "backend"):
+        table.add_column(name, overflow="fold")
+    for name in ("buckets", "warm-up s", "capture s", "graphs MiB"):
+        table.add_column(name, justify="right")
+    for setup in report.setups:
+        memory = "-" if setup.graph_memory is None else f"{setup.graph_memory / _MIB:.0f}"
+        table.add_row(
+            setup.mode,
+            escape("any" if setup.backend == NO_BACKEND else setup.backend),
+            str(len(setup.buckets)) if setup.buckets else "-",
+            f"{setup.warm_up_seconds:.2f}",
+            f"{setup.capture_seconds:.2f}",
+            memory,
+        )
+    return table
+
+
+def overhead_line(report: BenchReport) -> str | None:
+    """Say what an empty break costs; None where it was not measured."""
+    found = report.break_overhead
+    if found is None:
+        return None
+    line = f"a break that does nothing costs the host {found.host_per_break * 1e6:.1f} us"
+    if found.wall_per_break is not None:
+        line += f", and a replay {found.wall_per_break * 1e6:.1f} us more than one graph without it"
+    return f"{line} (bucket {found.bucket}, {found.breaks} breaks)"
+
+
+def note_lines(report: BenchReport) -> Iterator[str]:
+    """Yield what backends and modes say of themselves, as markup."""
+    for label, notes in report.notes.items():
+        for note in notes:
+            yield f"[dim]{escape(label)}:[/] {escape(note)}"
+
+
+def problem_lines(report: BenchReport) -> Iterator[str]:
+    """Yield why cells have no times, and why backends were skipped, as markup; equal reasons once."""
+    reasons = Counter(
+        (cell.status, cell.backend, cell.mode, cell.reason)
+        for cell in report.cells
+        if cell.status is not Status.MEASURED
+    )
+    for (status, backend, mode, reason), count in reasons.items():
+        where = mode if backend == NO_BACKEND else f"{backend} / {mode}"
+        times = f" ({count} workloads)" if count > 1 else ""
+        yield f"{_WORDS[status]} {escape(where)}{times}: {escape(reason)}"
+    for backend, reason in report.skipped.items():
+        yield f"[yellow]skip[/] {escape(backend)}: {escape(reason)}"
+
+
+def summary_line(report: BenchReport) -> str:
+    """Return counts of cells, as markup."""
+    counts = Counter(cell.status for cell in report.cells)
+    parts = [f"[green]{counts[Status.MEASURED]} measured[/], each after a passing check"]
+    for status, word in (
+        (Status.UNAVAILABLE, "not available"),
+        (Status.FAILED, "[bold red]wrong[/]"),
+        (Status.ERROR, "[bold red]errors[/]"),
+    ):
+        if counts[status]:
+            parts.append(f"{counts[status]} {word}")
+    end = f"\n[bold red]ended early:[/] {escape(report.end)}" if report.end else ""
+    return f"{', '.join(parts)} in {report.seconds:.0f} s{end}"
+
+
+def _of(report: BenchReport, backend: str, mode: str) -> list[Cell]:
+    return [cell for cell in report.cells if cell.backend == backend and cell.mode == mode]
+
+
+def _latency(cell: Cell | None) -> str:
+    if cell is None:
+        return "[dim]-[/]"
+    if cell.latency is None:
+        return _WORDS[cell.status]
+    text = _milliseconds(cell.latency.median)
+    if cell.speedup is None:
+        return text
+    return f"{text} [{_STYLES[cell.speedup.verdict]}]{cell.speedup.ratio:4.2f}x[/]"
+
+
+def _milliseconds(seconds: float) -> str:
+    value = seconds * 1e3
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"

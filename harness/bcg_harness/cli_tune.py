@@ -1,0 +1,155 @@
+"""``bcg tune``: propose a bucket ladder, print it beside others, and write it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from bcg_core import TokenBuckets
+from bcg_harness.bench.families import parse_workload
+from bcg_harness.bench.record import BenchReport
+from bcg_harness.bench.tables import context_line, emulator_line
+from bcg_harness.bench.trace import trace_workload
+from bcg_harness.cli_errors import usage_errors
+from bcg_harness.errors import HarnessError
+from bcg_harness.json_file import require_writable, write_json
+from bcg_harness.selection import read_text
+from bcg_harness.tune.budgets import LadderBudgets
+from bcg_harness.tune.costs import select_costs
+from bcg_harness.tune.distribution import TokenDistribution, read_lengths
+from bcg_harness.tune.proposal import Proposal, propose
+from bcg_harness.tune.table import batches_line, ladder_table, note_lines, proposal_line
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """Hold the options of the command as they were given; ``bcg tune --help`` says what they mean."""
+
+    costs: Path
+    backend: str | None = None
+    lengths: tuple[Path, ...] = ()
+    workloads: tuple[str, ...] = ()
+    traces: tuple[Path, ...] = ()
+    token_budget: int = 2048
+    max_requests: int = 64
+    seed: int = 0
+    memory_budget: float | None = None
+    start_up_budget: float | None = None
+    max_buckets: int | None = None
+    step: int | None = None
+    output: Path | None = None
+    json: Path | None = None
+
+
+def tune_ladder(options: TuneOptions) -> None:
+    """Do what ``options`` ask for, print it, and exit: 0 with a ladder, 1 with none to write, 2 for wrong use."""
+    with usage_errors():
+        report, proposal = run(options)
+    console = Console()
+    console.print(f"costs: {context_line(report)}", highlight=False, markup=False, soft_wrap=True)
+    console.print(batches_line(proposal), highlight=False, markup=False, soft_wrap=True)
+    console.print(ladder_table(proposal))
+    emulated = emulator_line(report)
+    for line in [*note_lines(proposal), *([emulated] if emulated else [])]:
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(proposal_line(proposal), highlight=False, markup=False, soft_wrap=True)
+    with usage_errors():
+        written = _write(options, report, proposal)
+    for path in written:
+        console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)
+    if options.output is not None and options.output not in written:
+        typer.echo(f"{options.output} is not written: there is no ladder for it", err=True)
+        raise typer.Exit(1)
+
+
+def run(options: TuneOptions) -> tuple[BenchReport, Proposal]:
+    """Return the measured costs and what they lead to; raises a BcgError for what ``options`` ask wrongly."""
+    for path in (options.output, options.json):
+        if path is not None:
+            require_writable(path)
+    memory = options.memory_budget
+    budgets = LadderBudgets(
+        max_buckets=options.max_buckets,
+        capture_seconds=options.start_up_budget,
+        memory_bytes=None if memory is None else memory * _MIB,
+    )
+    report = _read_report(options.costs)
+    try:
+        costs = select_costs(report.bucket_costs, options.backend)
+    except HarnessError as error:
+        raise HarnessError(f"{options.costs}: {error}") from error
+    distribution = TokenDistribution.of(_batches(options))
+    return report, propose(distribution, costs, budgets, step=options.step)
+
+
+def _read_report(path: Path) -> BenchReport:
+    text = read_text(path)
+    try:
+        return BenchReport.from_json(json.loads(text))
+    except HarnessError as error:
+        raise HarnessError(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise HarnessError(f"{path} is no JSON: {error}") from error
+
+
+def _batches(options: TuneOptions) -> list[tuple[int, float]]:
+    """Return tokens and weight of all batches that were asked for; a batch of a workload weighs 1."""
+    budget = options.token_budget
+    workloads = [
+        *(
+            parse_workload(each, seed=options.seed, token_budget=budget)
+            for each in options.workloads
+        ),
+        *(
+            trace_workload(path, token_budget=budget, max_requests=options.max_requests)
+            for path in options.traces
+        ),
+    ]
+    batches = [batch for path in options.lengths for batch in read_lengths(path)]
+    batches += [(tokens, 1.0) for workload in workloads for tokens in workload.batch_tokens()]
+    if not batches:
+        raise HarnessError(
+            "nothing to tune for: give token counts of batches with --lengths FILE, requests with --trace FILE.jsonl, "
+            "or --workload NAME"
+        )
+    return batches
+
+
+def _write(options: TuneOptions, report: BenchReport, proposal: Proposal) -> list[Path]:
+    """Write what was asked for, and return which files were."""
+    context = _context(options, report)
+    written = []
+    if options.output is not None and proposal.proposed.ladder:
+        about = {**context, "expected": proposal.proposed.to_json()}
+        TokenBuckets(proposal.proposed.ladder).save(options.output, about=about)
+        written.append(options.output)
+    if options.json is not None:
+        write_json({**context, **proposal.to_json()}, options.json)
+        written.append(options.json)
+    return written
+
+
+def _context(options: TuneOptions, report: BenchReport) -> dict[str, Any]:
+    """Return what the proposal rests on."""
+    return {
+        "kind": "bcg tune",
+        "schema": 1,
+        "costs": str(options.costs),
+        "measured": report.started,
+        "environment": dict(report.environment),
+        "model": dict(report.model),
+        "settings": {
+            "lengths": [str(path) for path in options.lengths],
+            "workloads": list(options.workloads),
+            "traces": [str(path) for path in options.traces],
+            "token_budget": options.token_budget,
+            "max_requests": options.max_requests,
+            "seed": options.seed,
+            "step": options.step,
+        },
+    }

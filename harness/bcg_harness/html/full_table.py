@@ -1,0 +1,161 @@
+"""Everything that was measured, a table a workload; and what was not, with its reasons."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bcg_harness.bench.record import NO_BACKEND, BenchReport, Cell, Status, WorkloadRecord
+from bcg_harness.html.headline import verdict_class
+from bcg_harness.html.units import NOTHING, duration, milliseconds, percent, ratio, whole
+
+COLUMNS = (
+    ("latency", ("median", "p90", "IQR")),
+    ("over eager", ("speed-up", "verdict")),
+    ("TTFT", ("median", "p90")),
+    ("host", ("enqueue", "launches")),
+    ("device", ("busy", "gap", "kernels")),
+    ("rows", ("padding",)),
+    ("rate", ("tokens/s",)),
+    ("memory", ("peak GiB",)),
+    ("check", ("error", "budget")),
+)
+"""Heads of the columns, in groups. Times are milliseconds."""
+WIDTH = sum(len(columns) for _, columns in COLUMNS)
+"""Columns of numbers in a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Hold one cell of the run as a row.
+
+    Attributes:
+        mode: name.
+        numbers: (text, class) of each column; empty for a cell that was not measured.
+        missing: the status of a cell that was not measured, or nothing.
+        title: what served the batches, for whoever asks.
+    """
+
+    mode: str
+    numbers: tuple[tuple[str, str], ...]
+    missing: str
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadTable:
+    """Hold all cells of one workload.
+
+    Attributes:
+        name: of the workload.
+        description: of the workload.
+        fastest: in words.
+        rows: by backend.
+    """
+
+    name: str
+    description: str
+    fastest: str
+    rows: dict[str, list[Row]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """Hold cells that were not measured for one reason.
+
+    Attributes:
+        status: word for what they are.
+        mode: name.
+        reason: in the words of the mode, backend or check.
+        places: backends and workloads, in words.
+    """
+
+    status: str
+    mode: str
+    reason: str
+    places: str
+
+
+def backend_title(backend: str) -> str:
+    """Return how a backend is called in tables."""
+    return "attention of the mode’s own" if backend == NO_BACKEND else backend
+
+
+def workload_tables(report: BenchReport) -> list[WorkloadTable]:
+    """Return a table for each workload of the run, in order."""
+    return [_table(report, workload) for workload in report.workloads]
+
+
+def gaps(report: BenchReport) -> list[Gap]:
+    """Return all cells without times, gathered by mode and reason; what is wrong comes first."""
+    gathered: dict[tuple[Status, str, str], dict[str, list[str]]] = {}
+    for cell in report.cells:
+        if cell.status is not Status.MEASURED:
+            places = gathered.setdefault((cell.status, cell.mode, cell.reason), {})
+            places.setdefault(backend_title(cell.backend), []).append(cell.workload)
+    order = {Status.FAILED: 0, Status.ERROR: 1, Status.UNAVAILABLE: 2}
+    found = [
+        Gap(status=status.value, mode=mode, reason=reason, places=_places(report, places))
+        for (status, mode, reason), places in gathered.items()
+    ]
+    return sorted(found, key=lambda gap: order[Status(gap.status)])
+
+
+def _places(report: BenchReport, places: dict[str, list[str]]) -> str:
+    by_workloads: dict[str, list[str]] = {}
+    for backend, workloads in places.items():
+        everywhere = len(workloads) > 1 and len(workloads) == len(report.workloads)
+        by_workloads.setdefault("all workloads" if everywhere else ", ".join(workloads), []).append(
+            backend
+        )
+    return "; ".join(
+        f"{', '.join(backends)}: {workloads}" for workloads, backends in by_workloads.items()
+    )
+
+
+def _table(report: BenchReport, workload: WorkloadRecord) -> WorkloadTable:
+    cells = [cell for cell in report.cells if cell.workload == workload.name]
+    rows: dict[str, list[Row]] = {}
+    for cell in cells:
+        rows.setdefault(backend_title(cell.backend), []).append(_row(cell))
+    timed = [(cell.latency.median, cell) for cell in cells if cell.latency is not None]
+    fastest = "nothing was measured"
+    if timed:
+        seconds, best = min(timed, key=lambda pair: pair[0])
+        own = best.backend == NO_BACKEND
+        where = best.mode if own else f"{best.mode} with {best.backend}"
+        fastest = f"fastest: {where}, {duration(seconds)}"
+    return WorkloadTable(
+        name=workload.name, description=workload.description, fastest=fastest, rows=rows
+    )
+
+
+def _row(cell: Cell) -> Row:
+    served = ", ".join(f"{how} ({times} times)" for how, times in cell.served.items())
+    if cell.status is not Status.MEASURED:
+        return Row(mode=cell.mode, numbers=(), missing=cell.status.value, title="")
+    return Row(mode=cell.mode, numbers=tuple(_numbers(cell)), missing="", title=served)
+
+
+def _numbers(cell: Cell) -> Iterator[tuple[str, str]]:
+    latency, ttft, enqueue, device = cell.latency, cell.ttft, cell.enqueue, cell.device
+    yield milliseconds(latency.median if latency else None), "main"
+    yield milliseconds(latency.p90 if latency else None), ""
+    yield milliseconds(latency.iqr if latency else None), ""
+    if cell.speedup is None:
+        yield NOTHING, ""
+        yield "", ""
+    else:
+        shown = verdict_class(cell.speedup.verdict)
+        yield ratio(cell.speedup.ratio), shown
+        yield cell.speedup.verdict.value, f"word {shown}"
+    yield milliseconds(ttft.median if ttft else None), ""
+    yield milliseconds(ttft.p90 if ttft else None), ""
+    yield milliseconds(enqueue.median if enqueue else None), ""
+    yield whole(device.launches if device else None), ""
+    yield milliseconds(device.busy if device else None), ""
+    yield milliseconds(device.gap if device else None), ""
+    yield whole(device.kernels if device else None), ""
+    yield percent(cell.padding), ""
+    yield whole(cell.tokens_per_second), ""
+    yield (NOTHING if cell.peak_memory is None else f"{cell.peak_memory / 2**30:.2f}"), ""
+    yield (f"{cell.check.error:.1e}" if cell.check else NOTHING), ""
+    yield (f"{cell.check.budget:.1e}" if cell.check else NOTHING), ""

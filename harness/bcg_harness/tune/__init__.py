@@ -1,0 +1,1 @@
+"""Which bucket ladder serves a distribution of batches best, from what single buckets were measured to cost."""
