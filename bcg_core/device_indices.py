@@ -32,14 +32,14 @@ class DeviceIndices:
 
     @classmethod
     def of(cls, batch: "PrefillBatch") -> "DeviceIndices":
-        """Copy the index arrays of ``batch`` to its device."""
+        """Copy the index arrays of ``batch`` to its device, in the order of the current stream, without waiting."""
         host = [
             torch.tensor(batch.cu_new_lens, dtype=torch.int32),
             torch.tensor(batch.cu_kv_lens, dtype=torch.int32),
             torch.tensor(batch.kv_lens, dtype=torch.int32),
             batch.page_table_BW.flatten(),
         ]
-        packed = torch.cat([_aligned(part) for part in host]).to(batch.device)
+        packed = torch.cat([_aligned(part) for part in host]).to(batch.device, non_blocking=True)
         offsets = accumulate((_aligned(part).numel() for part in host), initial=0)
         cu_new, cu_kv, kv, pages = (
             packed[offset : offset + part.numel()]

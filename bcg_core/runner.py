@@ -252,10 +252,12 @@ class PrefillRunner:
         workspace = self.workspace
         if padded > workspace.max_tokens:
             workspace = Workspace(self.model.spec, padded)
+        # Ahead of the forward: a copy from ordinary host memory may wait for what is queued before it.
+        last_B = batch.on_device.cu_new_lens[1:] - 1
         if batch.num_requests:
             self._forward(batch, workspace, padded, admission)
         hidden_RD = workspace.hidden_MD[: batch.num_tokens]
-        last_BD = hidden_RD.index_select(0, batch.on_device.cu_new_lens[1:] - 1)
+        last_BD = hidden_RD.index_select(0, last_B)
         logits_BV = self.model.compute_logits(last_BD)
         result = PrefillResult(
             hidden_RD=hidden_RD,

@@ -553,3 +553,13 @@ def test_a_model_that_reads_on_the_host_is_refused_and_the_runner_captures_later
     batch = batch_of(runner, 3)
     replayed = runner.prefill(batch).hidden_RD.clone()
     assert torch.equal(replayed, runner.prefill(batch, mode=Mode.PADDED_EAGER).hidden_RD)
+
+
+def test_a_prefill_does_not_wait_for_the_device(runner: PrefillRunner) -> None:
+    runner.prefill(batch_of(runner, 3, 4))
+    batch = batch_of(runner, 5, 2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        runner.prefill(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

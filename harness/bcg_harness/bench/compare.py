@@ -27,6 +27,7 @@ class Move:
         measure: one of ``MEASURES``.
         before: in the first run.
         after: in the second run.
+        host: seconds by which the time that the host took to queue the work moved.
     """
 
     backend: str
@@ -35,6 +36,7 @@ class Move:
     measure: str
     before: Spread
     after: Spread
+    host: float
 
     @property
     def ratio(self) -> float:
@@ -47,6 +49,12 @@ class Move:
         return abs(self.ratio - 1)
 
     @property
+    def cause(self) -> str:
+        """Return which side took longer or shorter: "host" where at least half of the move is its, else "device"."""
+        moved = abs(self.after.median - self.before.median)
+        return "host" if abs(self.host) >= moved / 2 else "device"
+
+    @property
     def change(self) -> Speedup:
         """Return the second run as a speed-up over the first, with the verdict of the spreads."""
         return Speedup.over(self.before, self.after)
@@ -55,7 +63,8 @@ class Move:
         where = f"{self.mode}, {self.backend}, {self.workload}"
         return (
             f"{where}: {self.measure} {self.ratio:.2f} times the former "
-            f"({self.before.median * 1e3:.3f} to {self.after.median * 1e3:.3f} ms; {self.change.verdict.value})"
+            f"({self.before.median * 1e3:.3f} to {self.after.median * 1e3:.3f} ms; {self.change.verdict.value}; on the "
+            f"{self.cause})"
         )
 
 
@@ -90,9 +99,11 @@ class Comparison:
         if not self.moved:
             return f"no median moved by more than {percent} (of {len(self.medians)} compared)"
         slower = sum(move.ratio > 1 for move in self.moved)
+        hosts = sum(move.cause == "host" for move in self.moved)
         return (
             f"{len(self.moved)} of {len(self.medians)} medians moved by more than {percent}: {slower} up (slower), "
-            f"{len(self.moved) - slower} down (faster)"
+            f"{len(self.moved) - slower} down (faster); {hosts} because the host took another time to queue the work, "
+            f"{len(self.moved) - hosts} on the device"
         )
 
 
@@ -144,6 +155,9 @@ def _name(cell: Cell) -> str:
 
 
 def _moves(before: Cell, after: Cell) -> Iterator[Move]:
+    host = 0.0
+    if before.enqueue is not None and after.enqueue is not None:
+        host = after.enqueue.median - before.enqueue.median
     for measure in MEASURES:
         spreads = getattr(before, measure), getattr(after, measure)
         if None not in spreads:
@@ -154,6 +168,7 @@ def _moves(before: Cell, after: Cell) -> Iterator[Move]:
                 measure=measure,
                 before=spreads[0],
                 after=spreads[1],
+                host=host,
             )
 
 

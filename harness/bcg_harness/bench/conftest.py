@@ -36,11 +36,13 @@ def _device(config: pytest.Config) -> torch.device:
         raise pytest.UsageError(str(error)) from error
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Say what is measured."""
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what was measured; a header would not be shown, as this file is found too late for one."""
     environment = Environment.of(_device(config))
     warning = ": these times say nothing of a GPU" if environment.device == "cpu" else ""
-    return f"bcg bench: {environment}{warning}"
+    terminalreporter.write_line(f"bcg bench: {environment}{warning}")
 
 
 @pytest.hookimpl(optionalhook=True)

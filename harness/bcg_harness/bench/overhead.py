@@ -4,6 +4,7 @@ Shape letters: R real tokens, N query heads, K KV heads, H head dim.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
@@ -22,6 +23,7 @@ from bcg_core import (
 )
 from bcg_harness.bench.mode import Ground
 from bcg_harness.bench.record import BreakOverhead
+from bcg_harness.bench.spread import Speedup, Spread, Verdict
 from bcg_harness.bench.timing import synchronise
 
 _REPEATS = 50
@@ -80,40 +82,51 @@ def measure_break_overhead(ground: Ground) -> BreakOverhead | None:
         return None
     bucket = next((size for size in sizes if size >= _TOKENS), sizes[-1])
     runner.use_backend(_no_attention(runner))
-    with_breaks = _replays(runner, bucket)
-    breaks = len(runner.graphs[bucket].breaks)
     whole = ground.new_runner(ground.model, full_graph=True)
     whole.use_backend(_no_attention(whole))
     whole.capture()
-    without = _replays(whole, bucket)
+    with_breaks, without = _replays((runner, whole), bucket)
+    breaks = len(runner.graphs[bucket].breaks)
     whole.release()
+    walls = Spread.of(with_breaks.wall), Spread.of(without.wall)
+    told_apart = Speedup.over(*walls).verdict is not Verdict.TOO_CLOSE
     return BreakOverhead(
         bucket=bucket,
         breaks=breaks,
-        host_per_break=with_breaks[0] / breaks,
-        wall_per_break=(with_breaks[1] - without[1]) / breaks,
+        host_per_break=median(with_breaks.host) / breaks,
+        wall_per_break=(walls[0].median - walls[1].median) / breaks if told_apart else None,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replays:
+    """Hold host times and wall-clock times of replays, in seconds."""
+
+    host: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
 
 
 def _no_attention(runner: PrefillRunner) -> NoAttention:
     return NoAttention(runner.backend.spec, runner.limits, runner.model.spec.device)
 
 
-def _replays(runner: PrefillRunner, bucket: int) -> tuple[float, float]:
-    """Return median host time and wall-clock time of prefills that fill ``bucket``, without attention."""
+def _replays(runners: Sequence[PrefillRunner], bucket: int) -> list[Replays]:
+    """Replay ``bucket`` with each of ``runners`` in turn, after a prefill that fills it."""
+    kv_cache, device = runners[0].kv_cache, runners[0].model.spec.device
     sequence = KVSequence()
-    context = min(bucket, runner.limits.max_context)
-    chunk = Chunk(token_ids=[0] * context, sequence=sequence)
-    runner.prefill(PrefillBatch.from_chunks([chunk], runner.kv_cache))
-    graph, device = runner.graphs[bucket], runner.model.spec.device
-    host, wall = [], []
+    token_ids = [0] * min(bucket, runners[0].limits.max_context)
+    for runner in runners:
+        chunk = Chunk(token_ids=token_ids, sequence=sequence, prefix_len=0)
+        runner.prefill(PrefillBatch.from_chunks([chunk], kv_cache))
+    found = [Replays() for _ in runners]
     with torch.inference_mode():
         for _ in range(_REPEATS):
-            synchronise(device)
-            begun = perf_counter()
-            graph.replay()
-            host.append(perf_counter() - begun)
-            synchronise(device)
-            wall.append(perf_counter() - begun)
-    runner.kv_cache.free(sequence)
-    return median(host), median(wall)
+            for runner, replays in zip(runners, found, strict=True):
+                synchronise(device)
+                begun = perf_counter()
+                runner.graphs[bucket].replay()
+                replays.host.append(perf_counter() - begun)
+                synchronise(device)
+                replays.wall.append(perf_counter() - begun)
+    kv_cache.free(sequence)
+    return found

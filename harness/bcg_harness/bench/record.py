@@ -223,7 +223,7 @@ class BreakOverhead:
         breaks: breaks in it.
         host_per_break: host time of a replay without attention, over the number of breaks.
         wall_per_break: by how much such a replay takes longer than one graph without breaks, per break; None where
-            there is no such graph.
+            the two are too close to tell.
     """
 
     bucket: int

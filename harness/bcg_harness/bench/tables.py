@@ -95,8 +95,11 @@ def overhead_line(report: BenchReport) -> str | None:
     if found is None:
         return None
     line = f"a break that does nothing costs the host {found.host_per_break * 1e6:.1f} us"
-    if found.wall_per_break is not None:
-        line += f", and a replay {found.wall_per_break * 1e6:.1f} us more than one graph without it"
+    if found.wall_per_break is None:
+        line += ", and a replay no more time than one graph without it"
+    else:
+        wall = found.wall_per_break * 1e6
+        line += f"; a replay takes {abs(wall):.1f} us {'more' if wall > 0 else 'less'} than one graph without it"
     return f"{line} (bucket {found.bucket}, {found.breaks} breaks)"
 
 

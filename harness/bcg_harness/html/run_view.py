@@ -156,10 +156,10 @@ def _overhead(report: BenchReport) -> str:
     words = (
         f"A break that does nothing costs {duration(overhead.host_per_break)} of the host's time"
     )
-    if overhead.wall_per_break is not None:
-        words += (
-            f", and makes a replay {duration(overhead.wall_per_break)} longer than one graph would"
-        )
+    if (wall := overhead.wall_per_break) is None:
+        words += ", and a replay takes no more time than one graph without it"
+    else:
+        words += f"; a replay takes {duration(abs(wall))} {'more' if wall > 0 else 'less'} than one graph without it"
     return f"{words} (bucket {overhead.bucket}, {overhead.breaks} breaks)."
 
 
