@@ -126,6 +126,15 @@ class AttentionBackend(ABC):
         """
         return cls.capabilities.refuse(spec, device)
 
+    @classmethod
+    def expected_failures(cls) -> Mapping[str, str]:
+        """Return what is known to fail in the conformance kit: from pattern to reason, empty by default.
+
+        A pattern is matched, as in ``fnmatch``, against ``check-case``: ``raw_shape-*`` is one check in every case. A
+        reason tells a user what does not work, and until when. A pattern whose tests all pass makes the kit fail.
+        """
+        return {}
+
     @abstractmethod
     def init_forward_metadata(self, batch: PrefillBatch) -> Metadata:
         """Prepare for the live, unpadded ``batch``; called once per forward, before its first segment.

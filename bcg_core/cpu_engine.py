@@ -5,7 +5,7 @@ recording does not compute, results have fixed addresses, Python does not run at
 is no fast path.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
@@ -69,6 +69,12 @@ class CPUSegmentEngine(SegmentEngine):
         """Forget the operations recorded since ``begin``."""
         if self._recorder is not None:
             self._recorder.drop()
+
+    def holds(self, addresses: Collection[int]) -> set[int]:
+        """Return which of these addresses are those of tensors that live segments of this engine made."""
+        return {
+            address for segment in self._segments for address in segment.addresses
+        }.intersection(addresses)
 
     def memory_bytes(self) -> int:
         """Return the bytes of the intermediate tensors that live segments of this engine hold."""

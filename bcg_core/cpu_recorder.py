@@ -91,6 +91,11 @@ class CPUSegment:
         """Return the bytes of the results that this segment holds."""
         return sum(result.untyped_storage().nbytes() for result in self._results)
 
+    @property
+    def addresses(self) -> set[int]:
+        """Return where the results that this segment holds begin."""
+        return {result.untyped_storage().data_ptr() for result in self._results}
+
     @torch.inference_mode()
     def replay(self) -> None:
         """Run all operations in order."""

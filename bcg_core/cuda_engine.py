@@ -1,10 +1,10 @@
 """Segments as real CUDA graphs."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -121,12 +121,21 @@ class CUDASegmentEngine(SegmentEngine):
                 torch._C._cuda_endAllocateToPool(self._device.index, self._pools[-1].handle)
             self._pools.append(self._open_pool())
 
+    def holds(self, addresses: Collection[int]) -> set[int]:
+        """Return which of these addresses lie in the pools that all segments share."""
+        spans = [(block["address"], block["total_size"]) for block in self._blocks()]
+        return {
+            address
+            for address in addresses
+            if any(start <= address < start + size for start, size in spans)
+        }
+
     def memory_bytes(self) -> int:
         """Return the bytes reserved by the pools that all segments share."""
-        blocks = [
-            block for pool in self._pools for block in torch.cuda.memory_snapshot(pool.handle)
-        ]
-        return sum(int(block["total_size"]) for block in blocks)
+        return sum(int(block["total_size"]) for block in self._blocks())
+
+    def _blocks(self) -> list[Any]:
+        return [block for pool in self._pools for block in torch.cuda.memory_snapshot(pool.handle)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """What records and replays the segments between breaks."""
 
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -38,6 +39,17 @@ class SegmentEngine(Protocol):
 
     def abort(self) -> None:
         """Drop the segment at hand, if any, and leave the recording state."""
+
+    def around_break(self, index: int, name: str, call: Callable[[], Any]) -> Callable[[], Any]:
+        """Return what is called in place of break ``index``, at its capture and at every replay.
+
+        Called once for each break of a capture, between two segments. Here that is ``call`` itself; an engine that
+        watches breaks wraps it.
+        """
+        return call
+
+    def holds(self, addresses: Collection[int]) -> set[int]:
+        """Return which of these addresses lie in memory of recorded segments; for debugging, not for replays."""
 
     def memory_bytes(self) -> int:
         """Return the device bytes that recorded segments hold."""

@@ -16,7 +16,14 @@
     │   ├── BackendOptionError             the backend does not take that option (TypeError)
     │   ├── UnsupportedSpecError           the backend cannot serve this shape, dtype or page size
     │   └── BackendContractError           the backend broke the protocol during a forward
-    └── CheckpointError (ValueError)       weights or configuration that cannot be loaded
+    ├── CheckpointError (ValueError)       weights or configuration that cannot be loaded
+    └── DebugError (RuntimeError)          what a tool of bcg_core.debug found; only raised where one is on
+        ├── StaleTensorError               a tensor that a segment reads was replaced, moved or freed
+        ├── HiddenOutputError              a tensor left a break without being returned by it
+        ├── PaddingLeakError               NaN from padded rows, or from nowhere, in a result
+        ├── StrayWriteError                a forward changed KV slots that are not its batch's
+        ├── StreamError                    a break left work on another stream, or another stream current
+        └── SynchronisationError           a break made the host wait for the device, undeclared
 
 An exception raised by user code (a break, a model, a backend) reaches the caller as it was raised; the library adds a
 note that says where it happened.
@@ -97,3 +104,31 @@ class BackendContractError(BackendError):
 
 class CheckpointError(BcgError, ValueError):
     """Report weights or a configuration that cannot be loaded."""
+
+
+class DebugError(BcgError, RuntimeError):
+    """Report what a tool of ``bcg_core.debug`` found; be the base of all that they find."""
+
+
+class StaleTensorError(DebugError):
+    """Report a tensor that a segment reads where it was at capture, and that is elsewhere now or nowhere."""
+
+
+class HiddenOutputError(DebugError):
+    """Report a tensor that a break made and did not return, and that a segment or another break was given."""
+
+
+class PaddingLeakError(DebugError):
+    """Report a result that is not finite after a replay whose padded rows were poisoned."""
+
+
+class StrayWriteError(DebugError):
+    """Report a forward that changed KV slots which do not belong to its batch."""
+
+
+class StreamError(DebugError):
+    """Report a break that left work on another stream, or another stream current."""
+
+
+class SynchronisationError(DebugError):
+    """Report a break that made the host wait for the device, where the backend declares that it does not."""

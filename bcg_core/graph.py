@@ -137,9 +137,10 @@ class BreakableCUDAGraphCapture(BreakRecorder):
         segments, breaks, failure = self._segments, self._breaks, self._failure
         # Whatever happens, nothing half-built stays here.
         self._segments, self._breaks, self._failure = [], [], None
+        if exc is not None:
+            self._stack.__exit__(exc_type, exc, traceback)
+            return
         with self._stack:
-            if exc is not None:
-                return
             if failure is not None:
                 raise CaptureError(
                     "the capture failed at a break or before it, and the code being captured swallowed the exception"
@@ -173,8 +174,8 @@ class BreakableCUDAGraphCapture(BreakRecorder):
         self._in_break = True
         try:
             with self._blaming(f"break {index} ({name})"):
-                result = fn(*args, **kwargs)
-                recorded = RecordedBreak(index, name, partial(fn, *args, **kwargs), result)
+                call = self._engine.around_break(index, name, partial(fn, *args, **kwargs))
+                recorded = RecordedBreak(index, name, call, result := call())
         finally:
             self._in_break = False
         self._breaks.append(recorded)

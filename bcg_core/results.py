@@ -32,12 +32,14 @@ class PrefillResult:
         logits_BV: logits of each request's last token; the caller's own.
         next_tokens_B: int64, what the sampler chose; the caller's own.
         admission: the bucket that was replayed, or why it ran eagerly.
+        padded_tokens: T, rows that were computed.
     """
 
     hidden_RD: Tensor
     logits_BV: Tensor
     next_tokens_B: Tensor
     admission: Admission
+    padded_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)

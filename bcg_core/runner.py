@@ -264,6 +264,7 @@ class PrefillRunner:
             logits_BV=logits_BV,
             next_tokens_B=sample(logits_BV),
             admission=admission,
+            padded_tokens=padded,
         )
         self._count(mode, admission)
         for sequence, length in zip(batch.sequences, batch.kv_lens, strict=False):

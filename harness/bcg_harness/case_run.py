@@ -4,7 +4,7 @@ Shape letters: R real tokens, D model dim.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from bcg_core import Mode, PrefillBatch
 from bcg_harness.budgets import compare, worst
 from bcg_harness.cases import Case, Step
-from bcg_harness.checks import CHECKS, ONE_PASS, StepRecord
+from bcg_harness.checks import CHECK_NAMES, CHECKS, ONE_PASS, StepRecord
 from bcg_harness.oracle import HiddenOracle
 from bcg_harness.outcome import Finding
 from bcg_harness.probe import Probe
@@ -23,12 +23,26 @@ from bcg_harness.tokens import TokenSource
 class CaseRun:
     """Hold the state of a case while it runs.
 
+    Args:
+        case: what to run.
+        stage: where to run it.
+        probe: the backend.
+        oracle: knows the right hidden states; None when no check needs them.
+        source: gives the token ids.
+        checks: names of the checks to make.
+
     Attributes:
         position: index of the step at hand, for messages.
     """
 
     def __init__(
-        self, case: Case, stage: Stage, probe: Probe, oracle: HiddenOracle, source: TokenSource
+        self,
+        case: Case,
+        stage: Stage,
+        probe: Probe,
+        oracle: HiddenOracle | None,
+        source: TokenSource,
+        checks: Collection[str] = CHECK_NAMES,
     ) -> None:
         self.case = case
         self.position = 0
@@ -36,6 +50,7 @@ class CaseRun:
         self._probe = probe
         self._oracle = oracle
         self._source = source
+        self._checks = checks
         self._hidden: defaultdict[int, list[Tensor]] = defaultdict(list)
 
     def findings(self, seed: int) -> Iterator[tuple[int | None, Finding]]:
@@ -48,8 +63,8 @@ class CaseRun:
                 self._stage.run(batch, Mode.BREAKABLE, self._probe)
                 continue
             record = self._record(step, batch)
-            for check in CHECKS.values():
-                finding = check(record)
+            for name, check in CHECKS.items():
+                finding = check(record) if name in self._checks else None
                 if finding is not None:
                     yield position, finding
             self._remember(record)
@@ -61,19 +76,22 @@ class CaseRun:
         """Run all arms of a step; the cache is left as the undisturbed replay leaves it."""
         stage, storage = self._stage, self._stage.kv_cache.storage_L2PSKH
         before = storage.clone()
-        raw = stage.run(batch, Mode.EAGER, self._probe)
-        storage.copy_(before)
+        raw = judged = None
+        if "raw_shape" in self._checks:
+            raw = stage.run(batch, Mode.EAGER, self._probe)
+            storage.copy_(before)
         padded = stage.run(batch, Mode.PADDED_EAGER, self._probe)
         kv_padded = storage.clone()
         storage.copy_(before)
-        judged = stage.run(batch, Mode.BREAKABLE, self._probe, judge=True)
-        storage.copy_(before)
+        if "attention" in self._checks:
+            judged = stage.run(batch, Mode.BREAKABLE, self._probe, judge=True)
+            storage.copy_(before)
         replay = stage.run(batch, Mode.BREAKABLE, self._probe)
         return StepRecord(
             step=step,
             batch=batch,
             expected=self._expected(step, batch),
-            low=tuple(map(self._oracle.low_errors, batch.new_lens)),
+            low=() if self._oracle is None else tuple(map(self._oracle.low_errors, batch.new_lens)),
             bucket=stage.expected_bucket(batch),
             capabilities=self._probe.capabilities,
             model=stage.model,
@@ -88,10 +106,11 @@ class CaseRun:
         )
 
     def _expected(self, step: Step, batch: PrefillBatch) -> tuple[Tensor, ...]:
+        oracle = self._oracle
+        if oracle is None:
+            return ()
         spans = zip(step.requests, batch.prefix_lens, batch.kv_lens, strict=True)
-        return tuple(
-            self._oracle.hidden(sequence, start, stop) for (sequence, _), start, stop in spans
-        )
+        return tuple(oracle.hidden(sequence, start, stop) for (sequence, _), start, stop in spans)
 
     def _remember(self, record: StepRecord) -> None:
         parts = record.replay.hidden_RD.split(record.batch.new_lens) if record.step.requests else ()
@@ -100,7 +119,9 @@ class CaseRun:
 
     def _one_pass(self) -> Finding | None:
         """Compare requests that came in several checked chunks, from their first token on, with one pass."""
-        comparisons = []
+        oracle, comparisons = self._oracle, []
+        if oracle is None or ONE_PASS not in self._checks:
+            return None
         for sequence, chunks in self._hidden.items():
             hidden_RD = torch.cat(chunks)
             if len(chunks) < 2 or len(hidden_RD) != self.case.lengths[sequence]:
@@ -108,8 +129,8 @@ class CaseRun:
             comparisons.append(
                 compare(
                     hidden_RD,
-                    self._oracle.hidden(sequence, 0, len(hidden_RD)),
-                    low=self._oracle.low_errors(len(hidden_RD)),
+                    oracle.hidden(sequence, 0, len(hidden_RD)),
+                    low=oracle.low_errors(len(hidden_RD)),
                     what=f"sequence {sequence} in {len(chunks)} chunks",
                 )
             )

@@ -32,9 +32,9 @@ class StepRecord:
         capabilities: of the backend.
         model: its head gives the logits.
         runner: what was captured.
-        raw: eager at the raw shape.
+        raw: eager at the raw shape; None when nobody asked for ``raw_shape``.
         padded: eager at the bucket's shape.
-        judged: a replay whose attention was compared with the oracle.
+        judged: a replay whose attention was compared with the oracle; None when nobody asked for ``attention``.
         replay: a replay left alone.
         kv_before: storage that every arm started from.
         kv_padded: storage after ``padded``.
@@ -49,9 +49,9 @@ class StepRecord:
     capabilities: Capabilities
     model: PrefillModel
     runner: PrefillRunner
-    raw: Arm
+    raw: Arm | None
     padded: Arm
-    judged: Arm
+    judged: Arm | None
     replay: Arm
     kv_before: Tensor
     kv_padded: Tensor
@@ -80,20 +80,21 @@ def check_bit_equal(record: StepRecord) -> Finding | None:
         return Finding.of("bit_equal", record.compare_requests(replay.hidden_RD, rows))
     compared = {
         "hidden states of replay and padded eager": (replay.hidden_RD, padded.hidden_RD),
-        "hidden states of two replays": (replay.hidden_RD, record.judged.hidden_RD),
         "logits of replay and padded eager": (replay.logits_BV, padded.logits_BV),
         "KV caches of replay and padded eager": (
             record.kv_replay[:, :, 1:],
             record.kv_padded[:, :, 1:],
         ),
     }
+    if record.judged is not None:
+        compared["hidden states of two replays"] = replay.hidden_RD, record.judged.hidden_RD
     differing = [what for what, (ours, theirs) in compared.items() if not bit_equal(ours, theirs)]
     return Finding.listing("bit_equal", [f"{what} differ" for what in differing])
 
 
 def check_raw_shape(record: StepRecord) -> Finding | None:
     """Compare replay with eager at the raw shape, which has no padded rows to get wrong."""
-    if not record.batch.num_requests:
+    if not record.batch.num_requests or record.raw is None:
         return None
     rows = record.raw.hidden_RD.split(record.batch.new_lens)
     return Finding.of("raw_shape", record.compare_requests(record.replay.hidden_RD, rows))
@@ -118,7 +119,7 @@ def check_oracle(record: StepRecord) -> Finding | None:
 
 def check_attention(record: StepRecord) -> Finding | None:
     """Judge every layer's attention, as computed during a replay, by its definition on the same inputs."""
-    if not record.batch.num_requests:
+    if not record.batch.num_requests or record.judged is None:
         return None
     trace = record.judged.trace
     if trace.input_problems:
@@ -193,7 +194,7 @@ def _capture_problems(record: StepRecord) -> list[str]:
 
 def _dispatch_problems(record: StepRecord) -> list[str]:
     problems = []
-    for arm in (record.judged, record.replay):
+    for arm in filter(None, (record.judged, record.replay)):
         counted = dict(arm.replays), dict(arm.fallbacks)
         if arm.admission.bucket != record.bucket:
             problems.append(f"served by bucket {arm.admission.bucket}, expected {record.bucket}")
@@ -243,3 +244,9 @@ ONE_PASS = "one_pass"
 
 CHECK_NAMES = (*CHECKS, ONE_PASS)
 """All names of checks, in the order of tables."""
+
+MECHANISM = ("bit_equal", "structure", "kv_isolation", "padding")
+"""The checks that compare replay with padded eager alone: they need no reference, and cost a fraction of all."""
+
+REFERENCED = frozenset({"raw_shape", "oracle", ONE_PASS})
+"""The checks whose budgets or expectations come from the reference."""

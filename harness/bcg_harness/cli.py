@@ -1,6 +1,7 @@
 """The ``bcg`` command. Nothing heavy is imported before a subcommand runs, so that help is quick."""
 
 import os
+from math import isnan
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,18 @@ Buckets = Annotated[
         metavar="N,N,...|FILE.json",
     ),
 ]
+TokenBudget = Annotated[
+    int, typer.Option(help="Most new tokens of a batch in mixes and traces.", min=1, metavar="N")
+]
+MaxRequests = Annotated[
+    int, typer.Option(help="Most requests of a batch in traces.", min=1, metavar="N")
+]
+
+
+def _no_nan(seconds: float) -> float:
+    if isnan(seconds):  # lies within every range, for it compares with nothing
+        raise typer.BadParameter("nan is no time")
+    return seconds
 
 
 def _print_version(wanted: bool) -> None:
@@ -43,7 +56,7 @@ def bcg(
         ),
     ] = False,
 ) -> None:
-    """Breakable CUDA graphs for Llama prefill: prove attention backends right."""
+    """Breakable CUDA graphs for Llama prefill: prove attention backends right, and measure what they gain."""
 
 
 @app.command()
@@ -100,6 +113,14 @@ def check(
         Path | None,
         typer.Option(help="Write results and their whole context here.", metavar="FILE"),
     ] = None,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Watch captures and replays with every tool of bcg_core.debug: replaced weights, hidden outputs of "
+            "breaks, leaking padding, stray KV writes, streams, waits.",
+        ),
+    ] = False,
 ) -> None:
     """Check attention backends under breakable graphs: replay against eager, and against independent references.
 
@@ -128,6 +149,7 @@ def check(
         page_size=page_size,
         seed=seed,
         json=json,
+        debug=debug,
     )
     check_backends(options)
 
@@ -200,21 +222,23 @@ def bench(
             metavar="N",
         ),
     ] = None,
-    token_budget: Annotated[
-        int,
-        typer.Option(help="Most new tokens of a batch in mixes and traces.", min=1, metavar="N"),
-    ] = 2048,
-    max_requests: Annotated[
-        int, typer.Option(help="Most requests of a batch in traces.", min=1, metavar="N")
-    ] = 64,
+    token_budget: TokenBudget = 2048,
+    max_requests: MaxRequests = 64,
     seconds: Annotated[
         float,
         typer.Option(
-            help="About how long to repeat each mode on each workload.", min=0.0, metavar="SECONDS"
+            help="About how long to repeat each mode on each workload.",
+            min=0.0,
+            max=86400.0,
+            callback=_no_nan,
+            metavar="SECONDS",
         ),
     ] = 0.4,
     seed: Annotated[
-        int, typer.Option(help="Of random weights, tokens and mixes.", min=0, metavar="N")
+        int,
+        typer.Option(
+            help="Of random weights, tokens and mixes.", min=0, max=2**63 - 1, metavar="N"
+        ),
     ] = 0,
     profile: Annotated[
         bool,
@@ -350,14 +374,9 @@ def tune(
             metavar="N",
         ),
     ] = None,
-    token_budget: Annotated[
-        int,
-        typer.Option(help="Most new tokens of a batch in mixes and traces.", min=1, metavar="N"),
-    ] = 2048,
-    max_requests: Annotated[
-        int, typer.Option(help="Most requests of a batch in traces.", min=1, metavar="N")
-    ] = 64,
-    seed: Annotated[int, typer.Option(help="Of mixes.", min=0, metavar="N")] = 0,
+    token_budget: TokenBudget = 2048,
+    max_requests: MaxRequests = 64,
+    seed: Annotated[int, typer.Option(help="Of mixes.", min=0, max=2**63 - 1, metavar="N")] = 0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -443,6 +462,134 @@ def report(
     from bcg_harness.cli_report import ReportOptions, write_report
 
     write_report(ReportOptions(files=tuple(files), output=output, png=png, pictures=pictures))
+
+
+@app.command()
+def fuzz(
+    cases: Annotated[int, typer.Option(help="Random cases to run.", min=1, metavar="N")] = 1000,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Of everything that is drawn, weights and tokens too: case number i of a seed is always the same.",
+            min=0,
+            max=2**63 - 1,
+            metavar="N",
+        ),
+    ] = 0,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Backend to check, all its variants or one as in 'flash_attn[version=3]'; repeatable. Default: all.",
+            metavar="NAME",
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu (emulated graphs) or cuda.", metavar="NAME")
+    ] = "cpu",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A built-in shape with random weights, a Hugging Face directory, a .gguf file or a hub id.",
+            metavar="MODEL",
+        ),
+    ] = "tiny",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16. Default: float32 on cpu, bfloat16 on cuda.",
+            metavar="NAME",
+        ),
+    ] = None,
+    buckets: Annotated[
+        str | None,
+        typer.Option(
+            help="Token counts to capture. Default: another random ladder every 100 cases.",
+            metavar="N,N,...|FILE.json",
+        ),
+    ] = None,
+    page_size: Annotated[
+        int | None,
+        typer.Option(help="Tokens a KV page. Default: drawn with the ladder.", min=1, metavar="N"),
+    ] = None,
+    checks: Annotated[
+        str,
+        typer.Option(
+            help="'all', 'mechanism' (replay against padded eager alone; several times as fast), or names of checks "
+            "with commas between.",
+            metavar="all|mechanism|NAME,...",
+        ),
+    ] = "all",
+    max_failures: Annotated[
+        int, typer.Option(help="Failures after which to stop.", min=1, metavar="N")
+    ] = 1,
+    output: Annotated[
+        Path, typer.Option(help="Write failing cases into this folder.", metavar="DIR")
+    ] = Path(),
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write the result and its whole context here.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Check attention backends on random batch compositions: lengths, prefixes, chunks, ladders, page sizes.
+
+    Backends take turns, case by case, on one capture of each ladder. What fails is tried again on a fresh runner, made
+    as small as it goes, and written as a case that `bcg check --case` replays. Exits with 0 only if everything passed,
+    with 1 if something failed, with 2 for wrong use, with 130 if interrupted.
+
+    **Examples**
+
+        bcg fuzz                                              1000 cases, all backends, emulated
+        bcg fuzz --cases 10000 --checks mechanism             the long run, a few minutes
+        bcg fuzz --device cuda --cases 2000 --seed 7
+        bcg fuzz --backend mine --max-failures 5 --output failures
+    """
+    from bcg_harness.cli_fuzz import FuzzOptions, fuzz_backends
+
+    options = FuzzOptions(
+        cases=cases,
+        seed=seed,
+        backends=tuple(backend or ()),
+        device=device,
+        model=model,
+        dtype=dtype,
+        buckets=buckets,
+        page_size=page_size,
+        checks=checks,
+        max_failures=max_failures,
+        output=output,
+        json=json,
+    )
+    fuzz_backends(options)
+
+
+@app.command()
+def new_backend(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Of the distribution and of the backend, such as my-kernel.", show_default=False
+        ),
+    ],
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            help="New or empty folder to write to. Default: one of that name, here.", metavar="DIR"
+        ),
+    ] = None,
+) -> None:
+    """Write a small plug-in that registers a backend, to be edited.
+
+    It attends with torch's SDPA, and passes all checks as it is.
+
+    **Examples**
+
+        bcg new-backend my-kernel
+        pip install -e './my-kernel[test]'
+        bcg check --backend my-kernel
+    """
+    from bcg_harness.cli_new_backend import new_backend
+
+    new_backend(name, directory)
 
 
 def main() -> None:

@@ -30,7 +30,8 @@ from bcg_harness.bench.record import (
 from bcg_harness.bench.tables import (
     context_line,
     emulator_line,
-    latency_table,
+    fallback_lines,
+    latency_tables,
     note_lines,
     overhead_line,
     problem_lines,
@@ -53,6 +54,8 @@ from bcg_harness.progress import Progress
 from bcg_harness.selection import parse_buckets, parse_device, parse_dtype
 
 _INTERRUPTED = 130
+_LOG_WIDTH = 160
+"""Characters of a line where no terminal says how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +85,17 @@ def bench_backends(options: BenchOptions) -> None:
     with usage_errors(), progress_bar() as progress:
         report = run(options, progress)
     console = Console()
-    console.print(context_line(report), highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(width=_LOG_WIDTH)
+    console.print(context_line(report), highlight=False, markup=False, soft_wrap=True)
     for backend in report.backends():
-        console.print(latency_table(report, backend))
+        for table in latency_tables(report, backend, console.width):
+            console.print(table)
     if report.setups:
         console.print(setup_table(report))
     lines = [
         overhead_line(report),
+        *fallback_lines(report),
         *note_lines(report),
         *problem_lines(report),
         emulator_line(report),
@@ -131,7 +138,9 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
     page_size = options.page_size or negotiate_page_size(
         candidate.selected.capabilities for candidate in candidates
     )
-    with has_to_fit("the KV cache", hint="choose smaller workloads or a smaller model"):
+    with has_to_fit(
+        "the KV cache", hint="choose smaller workloads, a smaller --page-size or a smaller model"
+    ):
         bench = Bench(
             resolved.model,
             workloads,
@@ -186,7 +195,8 @@ def measure(bench: Bench, candidates: Sequence[Candidate], options: BenchOptions
         for cell in bench.cells(candidates):
             found.cells.append(cell)
         if options.bucket_costs:
-            found.bucket_costs = measure_buckets(bench, candidates)
+            for cost in measure_buckets(bench, candidates):
+                found.bucket_costs.append(cost)
         if on_gpu:
             bench.progress.start("measuring empty breaks", 1)
             bench.arena.leave()

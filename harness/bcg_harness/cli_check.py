@@ -8,7 +8,8 @@ import torch
 import typer
 from rich.console import Console
 
-from bcg_core import BackendRegistry, negotiate_page_size
+from bcg_core import BackendRegistry, PrefillRunner, negotiate_page_size
+from bcg_core.debug import WatchedRunner
 from bcg_harness.candidates import Candidate, select_backends
 from bcg_harness.cli_errors import usage_errors
 from bcg_harness.cli_progress import loading, progress_bar
@@ -48,6 +49,7 @@ class CheckOptions:
     page_size: int | None = None
     seed: int = 0
     json: Path | None = None
+    debug: bool = False
 
 
 def check_backends(options: CheckOptions) -> None:
@@ -119,7 +121,13 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
         "the KV cache", hint="choose smaller --buckets, fewer --case or a smaller model"
     ):
         matrix = Matrix(
-            resolved.model, cases, buckets, source, page_size=page_size, progress=progress
+            resolved.model,
+            cases,
+            buckets,
+            source,
+            page_size=page_size,
+            runner_type=WatchedRunner if options.debug else PrefillRunner,
+            progress=progress,
         )
     planned, finished = len(candidates) * len(cases), 0
     try:
@@ -141,6 +149,7 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
             "page_size": page_size,
             "seed": options.seed,
             "text": None if options.text is None else str(options.text),
+            "debug": options.debug,
         },
         capture=matrix.capture_report,
         cases=tuple(cases),

@@ -1,6 +1,5 @@
 """``bcg report``: read results of ``bcg bench``, write a page and pictures, and say what moved."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,12 @@ from bcg_harness.html.page import (
     NamedComparison,
     Source,
     compare_sources,
+    make_folder,
     render_page,
     view_runs,
     write_charts,
 )
 from bcg_harness.json_file import require_writable
-from bcg_harness.selection import read_text
 
 _MOST_MOVES = 20
 
@@ -51,6 +50,10 @@ def write_report(options: ReportOptions) -> None:
     folder = options.png or output.with_name(f"{output.stem}-charts")
     with usage_errors():
         require_report_extra()
+        if options.png is not None and not options.pictures:
+            raise HarnessError(
+                f"--png {options.png} asks for pictures and --no-pictures for none: leave one of them out"
+            )
         if output.resolve() in [path.resolve() for path in options.files]:
             raise HarnessError(f"{output} is a result to read: give another file with --output")
         sources = _read_all(options.files)
@@ -58,6 +61,8 @@ def write_report(options: ReportOptions) -> None:
         views, styles = view_runs(sources)
         comparisons = compare_sources(sources)
         page = render_page(views, styles, comparisons)
+        if options.pictures:
+            make_folder(folder)
         _write(page, output)
         console.print(f"{escape(str(output))}: {len(page.encode()) / 2**20:.2f} MiB")
         if options.pictures:
@@ -69,18 +74,21 @@ def write_report(options: ReportOptions) -> None:
 
 
 def _read_all(paths: Sequence[Path]) -> list[Source]:
-    names = [path.name for path in paths]
-    unique = len(set(names)) == len(names)
-    return [Source(name=path.name if unique else str(path), report=_read(path)) for path in paths]
+    names = _distinct([path.name for path in paths], [str(path) for path in paths])
+    return [
+        Source(name=name, report=BenchReport.load(path))
+        for name, path in zip(names, paths, strict=True)
+    ]
 
 
-def _read(path: Path) -> BenchReport:
-    try:
-        return BenchReport.from_json(json.loads(read_text(path)))
-    except json.JSONDecodeError as error:
-        raise HarnessError(f"{path} is no JSON: {error}") from error
-    except HarnessError as error:
-        raise HarnessError(f"{path}: {error}") from error
+def _distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Return file names, or paths where names repeat, with a number where paths repeat too."""
+    if len(set(names)) == len(names):
+        return list(names)
+    return [
+        f"{path} (#{paths[:at].count(path) + 1})" if paths.count(path) > 1 else path
+        for at, path in enumerate(paths)
+    ]
 
 
 def _write(page: str, output: Path) -> None:

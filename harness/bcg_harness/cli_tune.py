@@ -1,6 +1,5 @@
 """``bcg tune``: propose a bucket ladder, print it beside others, and write it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from bcg_harness.bench.families import parse_workload
 from bcg_harness.bench.record import BenchReport
 from bcg_harness.bench.tables import context_line, emulator_line
 from bcg_harness.bench.trace import trace_workload
+from bcg_harness.bench.workloads import check_fits
 from bcg_harness.cli_errors import usage_errors
 from bcg_harness.errors import HarnessError
 from bcg_harness.json_file import require_writable, write_json
-from bcg_harness.selection import read_text
 from bcg_harness.tune.budgets import LadderBudgets
 from bcg_harness.tune.costs import select_costs
 from bcg_harness.tune.distribution import TokenDistribution, read_lengths
@@ -69,36 +68,31 @@ def tune_ladder(options: TuneOptions) -> None:
 
 def run(options: TuneOptions) -> tuple[BenchReport, Proposal]:
     """Return the measured costs and what they lead to; raises a BcgError for what ``options`` ask wrongly."""
-    for path in (options.output, options.json):
-        if path is not None:
-            require_writable(path)
+    paths = [path for path in (options.output, options.json) if path is not None]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise HarnessError(f"--output and --json both name {options.output}: give two files")
+    for path in paths:
+        require_writable(path)
     memory = options.memory_budget
     budgets = LadderBudgets(
         max_buckets=options.max_buckets,
         capture_seconds=options.start_up_budget,
         memory_bytes=None if memory is None else memory * _MIB,
     )
-    report = _read_report(options.costs)
+    report = BenchReport.load(options.costs)
     try:
         costs = select_costs(report.bucket_costs, options.backend)
     except HarnessError as error:
         raise HarnessError(f"{options.costs}: {error}") from error
-    distribution = TokenDistribution.of(_batches(options))
+    distribution = TokenDistribution.of(_batches(options, report))
     return report, propose(distribution, costs, budgets, step=options.step)
 
 
-def _read_report(path: Path) -> BenchReport:
-    text = read_text(path)
-    try:
-        return BenchReport.from_json(json.loads(text))
-    except HarnessError as error:
-        raise HarnessError(f"{path}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise HarnessError(f"{path} is no JSON: {error}") from error
+def _batches(options: TuneOptions, report: BenchReport) -> list[tuple[int, float]]:
+    """Return tokens and weight of all batches that were asked for; a batch of a workload weighs 1.
 
-
-def _batches(options: TuneOptions) -> list[tuple[int, float]]:
-    """Return tokens and weight of all batches that were asked for; a batch of a workload weighs 1."""
+    Raises HarnessError for a workload or trace that the measured model cannot hold.
+    """
     budget = options.token_budget
     workloads = [
         *(
@@ -110,6 +104,9 @@ def _batches(options: TuneOptions) -> list[tuple[int, float]]:
             for path in options.traces
         ),
     ]
+    if isinstance(context := report.model.get("max_positions"), int):
+        for workload in workloads:
+            check_fits(workload, context)
     batches = [batch for path in options.lengths for batch in read_lengths(path)]
     batches += [(tokens, 1.0) for workload in workloads for tokens in workload.batch_tokens()]
     if not batches:

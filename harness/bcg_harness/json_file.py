@@ -5,6 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from bcg_harness.errors import HarnessError
+from bcg_harness.selection import read_text
+
+
+def read_json(path: Path) -> Any:
+    """Return what the JSON file ``path`` holds; raises HarnessError where that is not possible."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HarnessError(f"{path} is no JSON: {error}") from error
 
 
 def write_json(content: Any, path: Path) -> None:

@@ -1,7 +1,7 @@
 """The correctness matrix: cases times backends on one model, captured once."""
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from bcg_core import (
@@ -18,6 +18,7 @@ from bcg_core import (
 )
 from bcg_harness.case_run import CaseRun
 from bcg_harness.cases import Case, longest_sequence
+from bcg_harness.checks import CHECK_NAMES, REFERENCED
 from bcg_harness.errors import HarnessError
 from bcg_harness.oracle import HiddenOracle
 from bcg_harness.outcome import CheckResult, Outcome
@@ -41,6 +42,7 @@ class Matrix:
             skipped.
         buckets: token counts to capture.
         source: gives the token ids.
+        checks: names of the checks to make; without those that need it, no reference is computed.
         subject: the model to run; tests put faulty ones here.
         page_size: tokens a KV page.
         runner_type: makes the runner; tests put faulty ones here.
@@ -59,6 +61,7 @@ class Matrix:
         buckets: TokenBuckets,
         source: TokenSource,
         *,
+        checks: Collection[str] = CHECK_NAMES,
         subject: PrefillModel | None = None,
         page_size: int = 16,
         runner_type: Callable[..., PrefillRunner] = PrefillRunner,
@@ -70,6 +73,7 @@ class Matrix:
         self.model = model
         self.cases = tuple(cases)
         self.source = source
+        self.checks = frozenset(checks)
         self.progress = progress or NoProgress()
         self.capture_report: CaptureReport | None = None
         self.notes: dict[str, list[str]] = {}
@@ -130,7 +134,7 @@ class Matrix:
         if key not in self._probes:
             limits, device = self._stage.runner.limits, self.model.spec.device
             made = create_backend(backend, self.spec, limits, device, **options)
-            self._prepare()
+            self._prepare(made)
             self.progress.start(f"warming up {made.name}", 1)
             self._probes[key] = self._stage.use(Probe(made))
         return self._probes[key]
@@ -144,8 +148,7 @@ class Matrix:
             return [
                 CheckResult(outcome=Outcome.SKIPPED, backend=name, case=case.name, detail=why_not)
             ]
-        assert self._oracle is not None, "a probe comes from use()"
-        run = CaseRun(case, self._stage, probe, self._oracle, self.source)
+        run = CaseRun(case, self._stage, probe, self._oracle, self.source, self.checks)
         results = []
         try:
             self._stage.use(probe)
@@ -163,9 +166,13 @@ class Matrix:
             return None
         return f"max_positions: the case needs {needed} positions, the model has {possible}"
 
-    def _prepare(self) -> None:
-        """Compute the references and capture, at first use: once it is certain that both are needed."""
-        if self._oracle is None:
+    def _prepare(self, backend: AttentionBackend) -> None:
+        """Compute the references and capture, at first use: once it is certain that they are needed.
+
+        A backend that declares itself non-deterministic is held to a budget in every check.
+        """
+        needed = not backend.capabilities.deterministic or not REFERENCED.isdisjoint(self.checks)
+        if self._oracle is None and needed:
             # One sequence of some length in any case, so that there is enough data to derive budgets from.
             lengths = {0: min(_LEAST_DATA, self.model.spec.max_positions)}
             for case in self._fitting:

@@ -18,6 +18,7 @@ from bcg_core import (
     PagedKVCache,
     PrefillBatch,
 )
+from bcg_core.debug import synchronisation
 from bcg_harness.budgets import Measured, bit_equal
 from bcg_harness.delegating import DelegatingBackend
 from bcg_harness.oracle import cached_slots, measure_attention
@@ -80,16 +81,19 @@ class Probe(DelegatingBackend):
         if not trace.judges:
             return super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
         batch = trace.batches[-1]
-        trace.slots = trace.slots or cached_slots(batch)
         given = q_RNH.clone(), k_RKH.clone(), v_RKH.clone()
-        self._check_cache(batch, kv_cache, layer, *given[1:])
+        # Judging waits for the device, whatever a debug tool forbids the backend.
+        with synchronisation("default"):
+            trace.slots = trace.slots or cached_slots(batch)
+            self._check_cache(batch, kv_cache, layer, *given[1:])
         result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
-        for name, before, after in zip("qkv", given, (q_RNH, k_RKH, v_RKH), strict=True):
-            if not bit_equal(before, after):
-                trace.input_problems.append(f"layer {layer}: the backend changed {name}")
-        trace.measured += measure_attention(
-            result, given[0], batch, trace.slots, kv_cache, layer, scale=self.spec.scale
-        )
+        with synchronisation("default"):
+            for name, before, after in zip("qkv", given, (q_RNH, k_RKH, v_RKH), strict=True):
+                if not bit_equal(before, after):
+                    trace.input_problems.append(f"layer {layer}: the backend changed {name}")
+            trace.measured += measure_attention(
+                result, given[0], batch, trace.slots, kv_cache, layer, scale=self.spec.scale
+            )
         return result
 
     def _check_cache(

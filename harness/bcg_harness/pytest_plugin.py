@@ -4,9 +4,11 @@ Loaded in every project of its environment: all names carry a prefix, and nothin
 used.
 """
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,7 +16,11 @@ if TYPE_CHECKING:
     import torch
 
     from bcg_harness.candidates import Candidate
+    from bcg_harness.outcome import CheckResult
     from bcg_llama import LlamaModel
+
+_BACKENDS = pytest.StashKey[dict[str, "Candidate | CheckResult"]]()
+"""What was found of each backend, or why it cannot be used, by label."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,7 +34,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="attention backend to test; repeatable; default: all registered ones, skipping what is not installed",
     )
     group.addoption(
+        "--bcg-backend-class",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="attention backend to test that needs no registration; found in the current directory too; repeatable",
+    )
+    group.addoption(
         "--bcg-device", default="cpu", metavar="NAME", help="cpu (emulated graphs) or cuda"
+    )
+    group.addoption(
+        "--bcg-require-cuda",
+        action="store_true",
+        help="test on a GPU, as with --bcg-device cuda, and fail where there is none",
     )
     group.addoption(
         "--bcg-dtype",
@@ -41,6 +59,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="tiny",
         metavar="MODEL",
         help="built-in model, Hugging Face directory, .gguf file or hub id",
+    )
+    group.addoption(
+        "--bcg-seed", type=int, default=0, metavar="N", help="of random weights and tokens"
+    )
+    group.addoption(
+        "--bcg-buckets",
+        default=None,
+        metavar="N,N,...|FILE.json",
+        help="token counts to capture in the conformance kit, as in bcg check --buckets",
+    )
+    group.addoption(
+        "--bcg-page-size",
+        type=int,
+        default=None,
+        metavar="N",
+        help="tokens a KV page in the conformance kit; default: the smallest that all backends read in place",
+    )
+    group.addoption(
+        "--bcg-case",
+        action="append",
+        default=[],
+        metavar="NAME|FILE.json",
+        help="case of the conformance kit, as in bcg check --case; repeatable; default: all",
+    )
+    group.addoption(
+        "--bcg-report",
+        default=None,
+        metavar="FILE.json",
+        help="write the results of the conformance kit here, in the form of bcg check --json",
     )
     group.addoption(
         "--bcg-mode",
@@ -58,43 +105,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Find the modules of ``--bcg-backend-class`` in the current directory, behind everything installed.
+
+    Where a suite of this package was asked for, also keep OpenMP's threads from spinning, as ``bcg_harness.cli`` does
+    and for the same reason: it works only before torch is imported.
+    """
+    if any(argument.startswith("bcg_harness.") for argument in config.args):
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if config.getoption("--bcg-backend-class"):
+        folder = str(config.invocation_params.dir)
+        sys.path.append(folder)
+        config.add_cleanup(lambda: sys.path.remove(folder))
+
+
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """Turn an error about an option's value into a failure that shows its message alone."""
     from bcg_core import BcgError
 
-    message = None
     try:
         yield
     except BcgError as error:
-        message = str(error)
-    if message is not None:
-        pytest.fail(message, pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that ask for ``bcg_backend`` once for each variant of each selected backend."""
     if "bcg_backend" in metafunc.fixturenames:
-        from bcg_core import BackendRegistry
-        from bcg_harness.candidates import select_backends
-        from bcg_harness.selection import parse_device
+        from bcg_harness.plugin_options import backends_of
 
-        asked_for = metafunc.config.getoption("--bcg-backend")
-        registry = BackendRegistry()
         with usage_errors():
-            usable, others = select_backends(
-                asked_for or registry.names(),
-                registry,
-                device=parse_device(metafunc.config.getoption("--bcg-device")),
-                required=bool(asked_for),
-                option_prefix="--bcg-",
-            )
+            usable, others = backends_of(metafunc.config)
         found = {candidate.label: candidate for candidate in usable}
         reasons = {result.backend: result for result in others}
-        params = {**found, **reasons}
-        metafunc.parametrize(
-            "bcg_backend", params.values(), ids=params, indirect=True, scope="session"
-        )
+        backends: dict[str, Candidate | CheckResult] = {**found, **reasons}
+        metafunc.config.stash[_BACKENDS] = backends
+        # By label, not by what is found: other plugins write parameters to files.
+        metafunc.parametrize("bcg_backend", list(backends), indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -102,11 +150,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     repeated: list[pytest.Item] = []
     seen: set[tuple[str, str]] = set()
+    backends = config.stash.get(_BACKENDS, {})
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        found: Any = params.get("bcg_backend")
-        if hasattr(found, "outcome"):  # what select_backends says of what it does not return
-            key = item.nodeid.partition("[")[0], found.backend
+        label = params.get("bcg_backend")
+        if label is not None and hasattr(backends[label], "outcome"):  # it cannot be used
+            key = item.nodeid.partition("[")[0], label
             (repeated if key in seen else kept).append(item)
             seen.add(key)
         else:
@@ -119,19 +168,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def bcg_device(request: pytest.FixtureRequest) -> "torch.device":
     """Return the device that ``--bcg-device`` names."""
-    from bcg_harness.selection import parse_device
+    from bcg_harness.plugin_options import device_of
 
     with usage_errors():
-        return parse_device(request.config.getoption("--bcg-device"))
+        return device_of(request.config)
 
 
 @pytest.fixture(scope="session")
-def bcg_dtype(request: pytest.FixtureRequest, bcg_device: "torch.device") -> "torch.dtype":
+def bcg_dtype(request: pytest.FixtureRequest) -> "torch.dtype":
     """Return the element type that ``--bcg-dtype`` names, or the device's default."""
-    from bcg_harness.selection import parse_dtype
+    from bcg_harness.plugin_options import dtype_of
 
     with usage_errors():
-        return parse_dtype(request.config.getoption("--bcg-dtype"), bcg_device)
+        return dtype_of(request.config)
 
 
 @pytest.fixture(scope="session")
@@ -141,9 +190,9 @@ def bcg_model(
     """Return the model that ``--bcg-model`` names; shared by all tests, which must not change it."""
     from bcg_harness.models import resolve_model
 
-    name = request.config.getoption("--bcg-model")
+    name, seed = request.config.getoption("--bcg-model"), request.config.getoption("--bcg-seed")
     with usage_errors():
-        return resolve_model(name, dtype=bcg_dtype, device=bcg_device).model
+        return resolve_model(name, dtype=bcg_dtype, device=bcg_device, seed=seed).model
 
 
 @pytest.fixture(scope="session")
@@ -155,7 +204,7 @@ def bcg_backend(request: pytest.FixtureRequest) -> "Candidate":
     from bcg_harness.candidates import Candidate
     from bcg_harness.outcome import Outcome
 
-    found = request.param
+    found = request.config.stash[_BACKENDS][request.param]
     if isinstance(found, Candidate):
         return found
     if found.outcome is Outcome.SKIPPED:

@@ -79,8 +79,10 @@ def parse_dtype(text: str | None, device: torch.device) -> torch.dtype:
     return DTYPES[text]
 
 
-def parse_device(text: str) -> torch.device:
+def parse_device(text: str, *, option_prefix: str = "--") -> torch.device:
     """Read a device that segments can be captured on.
+
+    ``option_prefix`` is what the options of the command at hand begin with, for advice.
 
     Raises HarnessError for other devices, and for ``cuda`` where torch sees no GPU.
     """
@@ -95,16 +97,18 @@ def parse_device(text: str) -> torch.device:
         if (device.index or 0) >= found:
             raise HarnessError(
                 f"device {text!r} asked for, but torch {torch.__version__} sees {found} GPUs: install a CUDA build of "
-                "torch and a driver, or use --device cpu for the emulator"
+                f"torch and a driver, or use {option_prefix}device cpu for the emulator"
             )
     return device
 
 
 def read_text(path: Path) -> str:
-    """Return the contents of a UTF-8 file; raises HarnessError where there is none."""
+    """Return the contents of a UTF-8 file, less a byte order mark; raises HarnessError where there is none."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise HarnessError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise HarnessError(f"cannot read {path}: {error}; give a UTF-8 text file") from error
 
 

@@ -27,6 +27,7 @@ from bcg_core import (
     SegmentEngine,
     TokenBuckets,
 )
+from bcg_core.debug import poison
 from bcg_harness.cases import Case, Step
 from bcg_harness.probe import Probe, Trace, idle_backend
 from bcg_harness.tokens import TokenSource
@@ -199,19 +200,6 @@ class Stage:
         )
 
     def _poison(self, padded: int) -> None:
-        """Leave in the workspace what an earlier, longer batch of somebody else might have left there.
-
-        Index inputs get values that are valid but wrong, as others end a CUDA process: the last token id and position,
-        and slots of a page that no request of the batch owns.
-        """
-        workspace, spec = self.runner.workspace, self.model.spec
-        workspace.boundary.fill_(float("nan"))
-        workspace.hidden_MD.fill_(float("nan"))
-        if padded > workspace.max_tokens:
-            return
-        inputs = workspace.inputs(padded)
-        inputs.input_ids_T.fill_(spec.vocab_size - 1)
-        inputs.positions_T.fill_(spec.max_positions - 1)
-        page_size = self.kv_cache.page_size
-        slots = torch.arange(padded, device=spec.device) % page_size
-        inputs.slot_mapping_T.copy_(slots + self._bystander.pages[0] * page_size)
+        """Poison the workspace, with the slots of a page that no request of the batch owns."""
+        page, page_size = self._bystander.pages[0], self.kv_cache.page_size
+        poison(self.runner.workspace, self.model.spec, padded, page=page, page_size=page_size)

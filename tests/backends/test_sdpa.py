@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bcg_backends.sdpa import RequestRows, SDPABackend
-from bcg_core import AttentionSpec
+from bcg_core import AttentionSpec, BackendLimits
 
 MakeScene = Callable[..., Any]
 
@@ -261,3 +261,26 @@ def test_any_head_dim_is_supported_on_the_cpu(head_dim: int) -> None:
 )
 def test_declared_limits_are_kept(device: str, changes: dict[str, Any], message: str) -> None:
     assert str(refusal(device, **changes)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowed"),
+    [
+        (torch.bfloat16, [True, False]),
+        (torch.float16, [True, False]),
+        (torch.float32, [False, True]),
+    ],
+    ids=["bf16", "fp16", "fp32"],
+)
+def test_on_cuda_the_kernel_is_pinned_and_is_not_cudnn(
+    dtype: torch.dtype, allowed: list[bool]
+) -> None:
+    spec = AttentionSpec(
+        num_heads=4, num_kv_heads=2, head_dim=64, dtype=dtype, page_size=16, scale=0.125
+    )
+    limits = BackendLimits(max_tokens=8, max_requests=1, max_context=8, num_pages=2)
+    cuda = torch.backends.cuda
+    with SDPABackend(spec, limits, torch.device("cuda"))._kernel():
+        assert not cuda.cudnn_sdp_enabled()
+        assert not cuda.math_sdp_enabled()
+        assert [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()] == allowed

@@ -482,6 +482,12 @@ def test_memory_is_the_sum_of_the_blocks_of_the_pool(
     assert engine.memory_bytes() == 22 << 20
 
 
+def test_addresses_in_the_pool_are_held(cuda: FakeCuda, engine: CUDASegmentEngine) -> None:
+    (pool,) = segment_pools(cuda, capture(cuda, engine))
+    cuda.snapshots = {pool: [{"address": 100, "total_size": 50}]}
+    assert engine.holds([99, 100, 149, 150]) == {100, 149}
+
+
 def test_memory_of_a_retired_pool_is_counted(
     cuda: FakeCuda, engine: CUDASegmentEngine, after_illegal_capture: str
 ) -> None:

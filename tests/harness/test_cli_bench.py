@@ -15,6 +15,7 @@ from bcg_core import ENTRY_POINT_GROUP, registry
 from bcg_harness import cli_bench
 from bcg_harness.bench.bench import Bench
 from bcg_harness.bench.record import BenchReport
+from bcg_harness.bench.tables import latency_tables
 from bcg_harness.cli import app
 from bcg_harness.errors import DeviceLostError
 
@@ -78,7 +79,7 @@ def test_the_summary_names_modes_workloads_and_the_emulator(written: tuple[Resul
     for part in ("single-40", "chunked-100x50", "breakable", "set-up", "CPU emulator"):
         assert part in output
     assert "sdpa / full (2 workloads)" in output
-    assert "6 measured, each after a passing check, 2 not available" in output
+    assert "6 measured, each between two passing checks, 2 not available" in output
 
 
 def test_a_trace_is_a_workload(tmp_path: Path) -> None:
@@ -122,6 +123,17 @@ def test_wrong_use_ends_with_2_and_a_reason(
     result = bcg("bench", *arguments)
     assert result.exit_code == 2, result.output
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--seconds", "inf"), ("--seconds", "nan"), ("--seed", "9" * 23)],
+    ids=["infinite-seconds", "no-seconds", "seed"],
+)
+def test_a_number_out_of_range_ends_with_2(option: str, value: str) -> None:
+    result = bcg("bench", option, value)
+    assert result.exit_code == 2, result.output
+    assert option in result.stderr
 
 
 def test_a_malformed_trace_names_its_line(tmp_path: Path) -> None:
@@ -180,3 +192,23 @@ def test_an_interrupted_run_shows_what_it_has(monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 130
     assert "1 measured" in result.output
     assert "interrupted" in result.output
+
+
+def test_a_batch_that_ran_without_a_graph_is_marked_and_explained() -> None:
+    result = bcg(*QUICK, "--mode", "breakable", "--workload", "single-100")
+    assert result.exit_code == 0, result.output
+    assert "* single-100: ran eagerly in modes with graphs" in result.output
+    assert "more tokens than the largest bucket (64)" in result.output
+
+
+def test_a_narrow_terminal_gets_several_tables_with_whole_names(
+    written: tuple[Result, Any],
+) -> None:
+    report = BenchReport.from_json(written[1])
+    tables = list(latency_tables(report, "sdpa", width=60))
+    assert len(tables) == 2
+    assert [len(table.columns) for table in tables] == [4, 4]
+
+
+def test_a_wide_terminal_gets_one_table(written: tuple[Result, Any]) -> None:
+    assert len(list(latency_tables(BenchReport.from_json(written[1]), "sdpa", width=160))) == 1

@@ -74,7 +74,7 @@ def test_json_holds_model_and_settings(written: dict[str, Any]) -> None:
     assert written["model"]["num_layers"] == 4
     assert written["model"]["dtype"] == "float32"
     assert written["buckets"] == [16, 64]
-    assert written["settings"] == {"page_size": 16, "seed": 0, "text": None}
+    assert written["settings"] == {"page_size": 16, "seed": 0, "text": None, "debug": False}
 
 
 def test_json_holds_what_was_captured(written: dict[str, Any]) -> None:

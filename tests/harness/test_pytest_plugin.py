@@ -69,3 +69,69 @@ def test_options_are_in_the_help_under_their_own_heading(run_pytest: Run) -> Non
     assert "breakable CUDA graphs:" in output
     for option in ("--bcg-backend", "--bcg-device", "--bcg-dtype", "--bcg-model"):
         assert option in output
+
+
+def test_a_class_that_nobody_registers_can_be_tested(run_pytest: Run, tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text("from bcg_harness.testing import MaskBackend as Mine")
+    test = "def test_it(bcg_backend): assert bcg_backend.selected.name == 'mask'"
+    process = run_pytest("-v", "--bcg-backend-class=kernel:Mine", test=test)
+    assert process.returncode == 0, process.stdout
+    assert "test_it[kernel:Mine]" in process.stdout
+    assert "1 passed" in process.stdout
+
+
+def test_the_seed_reaches_the_model(run_pytest: Run) -> None:
+    test = (
+        "import torch\nfrom bcg_llama import PRESETS, random_llama\n"
+        "def test_it(bcg_model):\n"
+        "    expected = dict(random_llama(PRESETS['tiny'], seed=7).named_tensors())\n"
+        "    assert all(torch.equal(expected[n], t) for n, t in bcg_model.named_tensors())\n"
+    )
+    assert run_pytest("--bcg-seed=7", test=test).returncode == 0
+    assert run_pytest("--bcg-seed=8", test=test).returncode == 1
+
+
+FOREIGN_CONFTEST = """
+import pytest
+def pytest_addoption(parser):
+    for name in ("--backend", "--device", "--case", "--model", "--report", "--seed"):
+        parser.addoption(name, default="theirs")
+@pytest.fixture
+def backend(request):
+    return request.config.getoption("--backend")
+@pytest.fixture
+def verdict():
+    return "theirs"
+"""
+FOREIGN_TEST = """
+import pytest, sys
+@pytest.mark.parametrize("case", [1, 2])
+def test_it(backend, verdict, case):
+    assert (backend, verdict) == ("numpy", "theirs")
+    assert not {"torch", "bcg_core", "numpy"} & set(sys.modules)
+"""
+
+
+def test_a_project_with_a_backend_of_its_own_is_left_alone(run_pytest: Run, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(FOREIGN_CONFTEST)
+    process = run_pytest("--backend=numpy", "-W", "error", "--strict-markers", test=FOREIGN_TEST)
+    assert process.returncode == 0, process.stdout
+    assert "2 passed" in process.stdout
+    assert "bcg" not in process.stdout.partition("collected")[2]
+
+
+def test_importing_the_plugin_takes_less_than_50_milliseconds() -> None:
+    code = (
+        "import pytest, time; start = time.perf_counter(); import bcg_harness.pytest_plugin; "
+        "print(time.perf_counter() - start)"
+    )
+    command = [sys.executable, "-c", code]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(5)]
+    assert min(float(run.stdout) for run in runs) < 0.05
+
+
+def test_importing_the_plugin_imports_nothing_heavy() -> None:
+    code = "import sys, bcg_harness.pytest_plugin; print(*{n.split('.')[0] for n in sys.modules})"
+    command = [sys.executable, "-c", code]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert {"torch", "numpy", "rich", "typer", "bcg_core", "bcg_llama"} & set(loaded) == set()

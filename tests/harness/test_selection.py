@@ -16,6 +16,7 @@ from bcg_harness.selection import (
     parse_buckets,
     parse_device,
     parse_dtype,
+    read_text,
     select_cases,
 )
 
@@ -117,6 +118,20 @@ def test_an_unknown_device_is_refused_with_the_known_ones(text: str) -> None:
 def test_cuda_without_a_gpu_is_refused_with_a_way_out() -> None:
     with pytest.raises(HarnessError, match="--device cpu"):
         parse_device("cuda")
+
+
+def test_a_missing_file_is_named_once_with_no_hint_about_its_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere.txt"
+    with pytest.raises(HarnessError) as caught:
+        read_text(path)
+    assert str(caught.value) == f"cannot read {path}: No such file or directory"
+
+
+def test_a_file_of_other_encoding_is_refused_with_a_hint(tmp_path: Path) -> None:
+    path = tmp_path / "old.txt"
+    path.write_bytes(b"caf\xe9")
+    with pytest.raises(HarnessError, match=r"old\.txt.*give a UTF-8 text file"):
+        read_text(path)
 
 
 @pytest.mark.parametrize(

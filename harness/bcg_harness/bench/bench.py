@@ -176,7 +176,7 @@ class Bench:
             )
         except (BackendUnavailableError, UnsupportedSpecError) as error:
             self.skipped[label] = str(error)
-        except Exception as error:  # noqa: BLE001  # the plug-in's, whatever it is
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the plug-in's, whatever it is
             self.skipped[label] = describe(error)
         return self._backends.get(label)
 
@@ -195,7 +195,7 @@ class Bench:
                 setup = mode.prepare(backend, label)
             except UnsupportedSpecError as error:
                 others[mode.name] = Status.UNAVAILABLE, str(error)
-            except Exception as error:  # noqa: BLE001  # a backend's, torch's, whatever it is
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # a backend's, torch's, whatever it is
                 require_device(self.ground.device, f"preparing mode {mode.name!r} for {label!r}")
                 others[mode.name] = Status.ERROR, describe(error)
             else:

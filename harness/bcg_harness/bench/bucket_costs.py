@@ -1,6 +1,6 @@
 """What each bucket costs, as ``bcg tune`` needs it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bcg_harness.bench.bench import Bench, Group
 from bcg_harness.bench.families import parse_workload
@@ -9,12 +9,11 @@ from bcg_harness.bench.runner_modes import Breakable, Eager
 from bcg_harness.candidates import Candidate
 
 
-def measure_buckets(bench: Bench, candidates: Sequence[Candidate]) -> list[BucketCost]:
+def measure_buckets(bench: Bench, candidates: Sequence[Candidate]) -> Iterator[BucketCost]:
     """Measure each bucket, filled by one request, as ``breakable`` and as ``eager``, with every backend."""
     modes = [Eager(bench.ground), Breakable(bench.ground)]
     limit = bench.ground.runner.limits.max_context
     sizes = [size for size in bench.ground.buckets if size <= limit]
-    costs = []
     for candidate in candidates:
         backend = bench.make(candidate)
         if backend is None:
@@ -26,8 +25,7 @@ def measure_buckets(bench: Bench, candidates: Sequence[Candidate]) -> list[Bucke
             eager, replay = bench.measure(group, prepared, parse_workload(f"single-{size}"))
             bench.progress.advance()
             if cost := _cost(bench, size, eager, replay):
-                costs.append(cost)
-    return costs
+                yield cost
 
 
 def _cost(bench: Bench, size: int, eager: Cell, replay: Cell) -> BucketCost | None:

@@ -51,8 +51,8 @@ class Move:
     @property
     def cause(self) -> str:
         """Return which side took longer or shorter: "host" where at least half of the move is its, else "device"."""
-        moved = abs(self.after.median - self.before.median)
-        return "host" if abs(self.host) >= moved / 2 else "device"
+        moved = self.after.median - self.before.median
+        return "host" if moved and self.host / moved >= 1 / 2 else "device"
 
     @property
     def change(self) -> Speedup:
@@ -181,7 +181,7 @@ def _differences(before: BenchReport, after: BenchReport) -> Iterator[str]:
     sides = [
         {
             **_pick(report.environment, _SAME_SOFTWARE),
-            **report.environment.get("libraries", {}),
+            **report.libraries,
             **report.settings,
         }
         for report in (before, after)

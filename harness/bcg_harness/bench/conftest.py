@@ -1,11 +1,12 @@
 """Fixtures and hooks of the pytest-benchmark suite; loaded with it, and with nothing else."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from bcg_core import BackendRegistry, BcgError, negotiate_page_size
+from bcg_core import BcgError, negotiate_page_size
 from bcg_harness.bench.bench import Bench, Group
 from bcg_harness.bench.defaults import default_ladder, default_workloads, fitting
 from bcg_harness.bench.families import parse_workload
@@ -13,36 +14,99 @@ from bcg_harness.bench.mode import ExecutionMode
 from bcg_harness.bench.modes import select_modes
 from bcg_harness.bench.record import Status
 from bcg_harness.bench.workloads import Workload
-from bcg_harness.candidates import Candidate, select_backends
+from bcg_harness.candidates import Candidate
 from bcg_harness.environment import Environment
+from bcg_harness.models import resolve_model
+from bcg_harness.plugin_options import backends_of, device_of, dtype_of
 from bcg_harness.pytest_plugin import usage_errors
-from bcg_harness.selection import parse_device
 from bcg_harness.tokens import RandomTokens
-from bcg_llama import LlamaModel
 
 _NO_BENCHMARK = "this suite needs pytest-benchmark: pip install 'breakable-cuda-graph[test]', and no -p no:benchmark"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to begin without pytest-benchmark."""
-    if not config.pluginmanager.hasplugin("benchmark"):
-        raise pytest.UsageError(_NO_BENCHMARK)
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Hold what is measured.
+
+    Attributes:
+        device: to measure on.
+        modes: in the order of tables.
+        workloads: by name.
+        chosen: whether the workloads were asked for by name.
+    """
+
+    device: torch.device
+    modes: list[type[ExecutionMode]]
+    workloads: dict[str, Workload]
+    chosen: bool
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> "Plan":
+        """Read the options; raises a BcgError for what they ask wrongly."""
+        device = device_of(config)
+        names, seed = config.getoption("--bcg-workload"), config.getoption("--bcg-seed")
+        return cls(
+            device=device,
+            modes=select_modes(config.getoption("--bcg-mode"), device),
+            workloads={
+                name: parse_workload(name, seed=seed) for name in names or default_workloads(device)
+            },
+            chosen=bool(names),
+        )
+
+    def bench(self, config: pytest.Config) -> Bench:
+        """Make the model and the bench; raises a BcgError for a model that cannot be, or has too short a context."""
+        if self.device.type == "cuda" and self.device.index is not None:
+            torch.cuda.set_device(self.device)  # the clock waits for the current device
+        seed, candidates = config.getoption("--bcg-seed"), backends_of(config)[0]
+        name, dtype = config.getoption("--bcg-model"), dtype_of(config)
+        model = resolve_model(name, dtype=dtype, device=self.device, seed=seed).model
+        context = model.spec.max_positions
+        workloads, _ = fitting(list(self.workloads.values()), context, chosen=self.chosen)
+        return Bench(
+            model,
+            workloads,
+            self.modes,
+            RandomTokens(model.spec.vocab_size, seed=seed),
+            buckets=default_ladder(model.spec.device, context),
+            page_size=negotiate_page_size(c.selected.capabilities for c in candidates),
+        )
 
 
-def _device(config: pytest.Config) -> torch.device:
-    try:
-        return parse_device(config.getoption("--bcg-device"))
-    except BcgError as error:
-        raise pytest.UsageError(str(error)) from error
+_PLAN = pytest.StashKey[Plan]()
+_BENCH = pytest.StashKey[Bench]()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the benchmark for every selected mode and workload; the plug-in adds the backends."""
+    config = metafunc.config
+    if "bench_mode" in metafunc.fixturenames:
+        if not config.pluginmanager.hasplugin("benchmark"):
+            pytest.fail(_NO_BENCHMARK, pytrace=False)
+        with usage_errors():
+            plan = config.stash[_PLAN] = Plan.of(config)
+        metafunc.parametrize("bench_mode", [mode.name for mode in plan.modes], scope="session")
+        metafunc.parametrize("bench_workload", list(plan.workloads))
+
+
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Make model and bench before the first test, so that what is wrong with them is told once."""
+    config = session.config
+    if session.items and _PLAN in config.stash and not config.option.collectonly:
+        try:
+            config.stash[_BENCH] = config.stash[_PLAN].bench(config)
+        except BcgError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say what was measured; a header would not be shown, as this file is found too late for one."""
-    environment = Environment.of(_device(config))
-    warning = ": these times say nothing of a GPU" if environment.device == "cpu" else ""
-    terminalreporter.write_line(f"bcg bench: {environment}{warning}")
+    if _BENCH in config.stash:
+        environment = Environment.of(config.stash[_PLAN].device)
+        warning = ": these times say nothing of a GPU" if environment.device == "cpu" else ""
+        terminalreporter.write_line(f"bcg bench: {environment}{warning}")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -50,47 +114,14 @@ def pytest_benchmark_update_machine_info(
     config: pytest.Config, machine_info: dict[str, Any]
 ) -> None:
     """Add GPU, driver and versions of libraries to what pytest-benchmark writes."""
-    machine_info["bcg"] = Environment.of(_device(config)).to_json()
-
-
-def _modes(config: pytest.Config) -> list[type[ExecutionMode]]:
-    return select_modes(config.getoption("--bcg-mode"), _device(config))
-
-
-def _workloads(config: pytest.Config) -> list[Workload]:
-    names = config.getoption("--bcg-workload")
-    return [parse_workload(name) for name in names or default_workloads(_device(config))]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the benchmark for every selected mode and workload; the plug-in adds the backends."""
-    if "bench_mode" in metafunc.fixturenames:
-        with usage_errors():
-            modes, workloads = _modes(metafunc.config), _workloads(metafunc.config)
-        names = [mode.name for mode in modes]
-        metafunc.parametrize("bench_mode", names, scope="session")
-        metafunc.parametrize("bench_workload", workloads, ids=[w.name for w in workloads])
+    if _PLAN in config.stash:
+        machine_info["bcg"] = Environment.of(config.stash[_PLAN].device).to_json()
 
 
 @pytest.fixture(scope="session")
-def bench(request: pytest.FixtureRequest, bcg_model: LlamaModel) -> Bench:
-    """Return the bench of all selected modes and workloads; what is longer than the model's context is skipped."""
-    config, spec = request.config, bcg_model.spec
-    chosen = config.getoption("--bcg-backend")
-    with usage_errors():
-        registry = BackendRegistry()
-        candidates, _ = select_backends(
-            chosen or registry.names(), registry, device=spec.device, required=False
-        )
-        workloads, _ = fitting(_workloads(config), spec.max_positions, chosen=False)
-        return Bench(
-            bcg_model,
-            workloads,
-            _modes(config),
-            RandomTokens(spec.vocab_size),
-            buckets=default_ladder(spec.device, spec.max_positions),
-            page_size=negotiate_page_size(c.selected.capabilities for c in candidates),
-        )
+def bench(request: pytest.FixtureRequest) -> Bench:
+    """Return the bench of all selected modes and workloads; of the default ones, those within the model's context."""
+    return request.config.stash[_BENCH]
 
 
 @pytest.fixture(scope="session")

@@ -172,10 +172,10 @@ def parse_workload(name: str, *, seed: int = 0, token_budget: int = TOKEN_BUDGET
     for family in FAMILIES:
         if mix := family.parse(name):
             return _build(name, mix, seed, token_budget)
-    known = "; ".join(f"{each.form}, such as {each.example}: {each.summary}" for each in FAMILIES)
+    known = "\n".join(f"  {each.form}, such as {each.example}: {each.summary}" for each in FAMILIES)
     raise HarnessError(
-        f"no workload {name!r}. Possible are {known}. Numbers go from 1 to {MOST_TOKENS}, without leading zeros; "
-        "what is in brackets may be left out"
+        f"no workload {name!r}; possible are\n{known}\nNumbers go from 1 to {MOST_TOKENS}, without leading zeros; what "
+        "is in brackets may be left out"
     )
 
 

@@ -23,7 +23,7 @@ from bcg_llama import LlamaModel
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ground:
-    """Hold what all modes of a run share: they prefill the same batches into the same cache.
+    """Hold what all modes of a run share.
 
     Attributes:
         model: its weights are shared; on CUDA its element-wise functions are fused.
@@ -80,7 +80,7 @@ class Prefilled:
         next_tokens_B: int64, the most likely token of each request, on the device.
         hidden_RD: normalised hidden states of all new tokens; None where a mode does not keep them.
         padded_tokens: rows that were computed for the new tokens.
-        served_by: "bucket T" for a replay, otherwise why there was none.
+        served_by: "bucket T" for a replay, why there was none in a mode that replays, otherwise what ran.
     """
 
     logits_BV: Tensor
@@ -94,7 +94,8 @@ class ExecutionMode(ABC):
     """Run prefill in one way. Made once a run, readied for one backend at a time.
 
     ``prefill`` queues everything on the current stream, fills the batch's KV slots, marks its tokens as cached in the
-    batch's sequences, and does not synchronise (as far as what it stands for allows).
+    batch's sequences, and does not synchronise (as far as what it stands for allows). A mode with attention of its own
+    keeps keys and values itself, and leaves the KV slots alone.
 
     Args:
         ground: what all modes share.

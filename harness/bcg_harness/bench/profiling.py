@@ -14,7 +14,7 @@ from bcg_harness.bench.arena import Scene
 from bcg_harness.bench.mode import ExecutionMode
 from bcg_harness.bench.record import DeviceTime, Span
 from bcg_harness.bench.spread import Spread
-from bcg_harness.bench.timing import run_once, synchronise
+from bcg_harness.bench.timing import synchronise
 
 _LAUNCHES = ("LaunchKernel", "GraphLaunch", "MemcpyAsync", "MemsetAsync", "LaunchCooperativeKernel")
 """Parts of the names of host calls that put work on the device."""
@@ -22,18 +22,20 @@ Bar = tuple[str, float, float]
 """Name, start and end, in seconds."""
 Pass = tuple[str, ...]
 """Names a pass: backend, mode and workload."""
+Interval = tuple[float, float]
+"""Begin and end of a prefill, in Unix seconds."""
 _APART = 1e-3
-"""Seconds between two passes, so that inexact clocks cannot mix up their events."""
+"""Seconds before and after each prefill, so that inexact clocks cannot mix up what belongs to it and what does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """Hold what happened in one pass of a mode.
+    """Hold what happened in the prefills of one pass of a mode.
 
     Attributes:
         device: kernels and copies, by start.
         launches: host calls that put work on the device, by start.
-        start: when the pass began.
+        start: when the first prefill began.
     """
 
     device: tuple[Bar, ...]
@@ -91,7 +93,7 @@ class Profiler:
 
     def __init__(self) -> None:
         self._profiler = profile(activities=[ProfilerActivity.CUDA])
-        self._passes: dict[Pass, tuple[float, float]] = {}
+        self._passes: dict[Pass, list[Interval]] = {}
 
     def __enter__(self) -> "Profiler":
         """Begin to record."""
@@ -103,14 +105,20 @@ class Profiler:
         self._profiler.__exit__(*exception)
 
     def run(self, key: Pass, mode: ExecutionMode, scenes: Sequence[Scene]) -> None:
-        """Run one pass of ``mode``, to be called ``key``."""
+        """Run one pass of ``mode``, to be called ``key``; what counts is what its latency counts: prefills alone."""
         device = mode.ground.device
-        synchronise(device)
-        sleep(_APART)
-        begun = time_ns()
-        run_once(mode, scenes)
-        synchronise(device)
-        self._passes[key] = begun / 1e9, time_ns() / 1e9
+        prefills = self._passes.setdefault(key, [])
+        for scene in scenes:
+            if scene.timed:
+                batch = scene.batch()
+                mode.stage(batch)
+                synchronise(device)
+                sleep(_APART)
+                begun = time_ns()
+                mode.prefill(batch)
+                synchronise(device)
+                prefills.append((begun / 1e9, time_ns() / 1e9))
+                sleep(_APART)
 
     def activities(self) -> dict[Pass, Activity]:
         """Return what happened in each pass, once recording has ended."""
@@ -119,9 +127,9 @@ class Profiler:
 
 
 def sort_events(
-    events: Iterable[Any], passes: Mapping[Pass, tuple[float, float]]
+    events: Iterable[Any], passes: Mapping[Pass, Sequence[Interval]]
 ) -> dict[Pass, Activity]:
-    """Assign kineto ``events`` to the pass (begin, end in Unix seconds) that they happened in."""
+    """Assign kineto ``events`` to the pass in one of whose prefills they happened."""
     device: list[Bar] = []
     launches: list[Bar] = []
     for event in events:
@@ -135,9 +143,11 @@ def sort_events(
     launches.sort(key=_start)
     return {
         key: Activity(
-            device=_within(device, begin, end), launches=_within(launches, begin, end), start=begin
+            device=_within(device, prefills),
+            launches=_within(launches, prefills),
+            start=prefills[0][0],
         )
-        for key, (begin, end) in passes.items()
+        for key, prefills in passes.items()
     }
 
 
@@ -145,7 +155,10 @@ def _start(bar: Bar) -> float:
     return bar[1]
 
 
-def _within(bars: list[Bar], begin: float, end: float) -> tuple[Bar, ...]:
-    """Return those of the sorted ``bars`` that start between ``begin`` and ``end``."""
-    first = bisect_left(bars, begin - _APART / 2, key=_start)
-    return tuple(bars[first : bisect_right(bars, end + _APART / 2, key=_start)])
+def _within(bars: list[Bar], intervals: Iterable[Interval]) -> tuple[Bar, ...]:
+    """Return those of the sorted ``bars`` that start in one of ``intervals``, which are sorted too."""
+    found: list[Bar] = []
+    for begin, end in intervals:
+        first = bisect_left(bars, begin - _APART / 2, key=_start)
+        found += bars[first : bisect_right(bars, end + _APART / 2, key=_start)]
+    return tuple(found)

@@ -4,16 +4,21 @@ All times are seconds, all sizes bytes.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from bcg_harness.bench.spread import Speedup, Spread
 from bcg_harness.errors import HarnessError
+from bcg_harness.json_file import read_json
+from bcg_harness.typed_json import from_json, to_json
 
 KIND = "bcg bench"
 SCHEMA = 1
 INTERRUPTED = "interrupted"
+_WITHOUT_GRAPHS = ("eager", "padded_eager")
+"""What serves the batches of modes that have no graphs to begin with."""
 NO_BACKEND = "-"
 """Stands for the backend of a mode that brings its own attention."""
 
@@ -103,6 +108,15 @@ class Cell:
     speedup: Speedup | None = None
 
     @property
+    def fallbacks(self) -> dict[str, int]:
+        """Return why timed batches of a mode with graphs ran without one, and how many of them."""
+        return {
+            why: count
+            for why, count in self.served.items()
+            if why not in _WITHOUT_GRAPHS and not why.startswith(("bucket ", "transformers"))
+        }
+
+    @property
     def padding(self) -> float:
         """Return padded rows as a fraction of all rows computed."""
         return 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else 0.0
@@ -114,25 +128,8 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, with what follows from the rest added for readers."""
-        return {
-            **asdict(self),
-            "status": self.status.value,
-            "speedup": None if self.speedup is None else self.speedup.to_json(),
-            "padding": self.padding,
-            "tokens_per_second": self.tokens_per_second,
-        }
-
-    @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> "Cell":
-        """Read what ``to_json`` returned."""
-        known = {key: raw[key] for key in raw if key not in ("padding", "tokens_per_second")}
-        for key in ("latency", "ttft", "enqueue"):
-            known[key] = Spread.from_json(known[key])
-        known["check"] = None if raw["check"] is None else CheckSummary(**raw["check"])
-        known["device"] = None if raw["device"] is None else DeviceTime(**raw["device"])
-        known["speedup"] = Speedup.from_json(raw["speedup"])
-        known["step_latency"] = tuple(raw["step_latency"])
-        return cls(**{**known, "status": Status(raw["status"])})
+        derived = {"padding": self.padding, "tokens_per_second": self.tokens_per_second}
+        return {**to_json(self), **derived}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,17 +173,6 @@ class ModeSetup:
     buckets: tuple[BucketRecord, ...] = ()
     failed: Mapping[int, str] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {**asdict(self), "failed": {str(size): why for size, why in self.failed.items()}}
-
-    @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> "ModeSetup":
-        """Read what ``to_json`` returned."""
-        buckets = tuple(BucketRecord(**bucket) for bucket in raw["buckets"])
-        failed = {int(size): why for size, why in raw["failed"].items()}
-        return cls(**{**raw, "buckets": buckets, "failed": failed})
-
 
 @dataclass(frozen=True, kw_only=True)
 class BucketCost:
@@ -207,11 +193,6 @@ class BucketCost:
     eager: Spread
     capture_seconds: float
     memory_bytes: int
-
-    @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> "BucketCost":
-        """Read what ``asdict`` returned."""
-        return cls(**{**raw, "replay": Spread(**raw["replay"]), "eager": Spread(**raw["eager"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,11 +246,6 @@ class Timeline:
     workload: str
     spans: tuple[Span, ...]
 
-    @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> "Timeline":
-        """Read what ``asdict`` returned."""
-        return cls(**{**raw, "spans": tuple(Span(**span) for span in raw["spans"])})
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadRecord:
@@ -289,12 +265,6 @@ class WorkloadRecord:
     def real_tokens(self) -> int:
         """Return the new tokens of all timed batches."""
         return sum(new for step in self.steps for _, new in step)
-
-    @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> "WorkloadRecord":
-        """Read what ``asdict`` returned."""
-        steps = tuple(tuple((p, n) for p, n in step) for step in raw["steps"])
-        return cls(name=raw["name"], description=raw["description"], steps=steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,19 +317,16 @@ class BenchReport:
         found = (c for c in self.cells if (c.backend, c.mode, c.workload) == wanted)
         return next(found, None)
 
+    @property
+    def libraries(self) -> Mapping[str, Any]:
+        """Return installed versions by distribution, as far as the environment says."""
+        found = self.environment.get("libraries")
+        return found if isinstance(found, Mapping) else {}
+
     def to_json(self) -> dict[str, Any]:
         """Return all of it as a JSON object that ``from_json`` reads."""
-        return {
-            "kind": KIND,
-            "schema": SCHEMA,
-            **{key: value for key, value in vars(self).items() if key not in _NESTED},
-            "workloads": [asdict(workload) for workload in self.workloads],
-            "setups": [setup.to_json() for setup in self.setups],
-            "cells": [cell.to_json() for cell in self.cells],
-            "break_overhead": None if self.break_overhead is None else asdict(self.break_overhead),
-            "bucket_costs": [asdict(cost) for cost in self.bucket_costs],
-            "timelines": [asdict(timeline) for timeline in self.timelines],
-        }
+        cells = [cell.to_json() for cell in self.cells]
+        return {"kind": KIND, "schema": SCHEMA, **to_json(self), "cells": cells}
 
     @classmethod
     def from_json(cls, raw: Any) -> "BenchReport":
@@ -371,24 +338,15 @@ class BenchReport:
                 f"written in format {raw.get('schema')}, this version reads {SCHEMA}: run bcg bench again"
             )
         try:
-            return cls._parse(raw)
-        except (KeyError, TypeError, ValueError) as error:
-            raise HarnessError(f"damaged result of bcg bench: {error!r}") from error
+            return from_json(cls, raw)
+        except HarnessError as error:
+            raise HarnessError(f"damaged result of bcg bench: {error}") from error
 
     @classmethod
-    def _parse(cls, raw: dict[str, Any]) -> "BenchReport":
-        overhead = raw["break_overhead"]
-        nested: dict[str, Any] = {
-            "workloads": tuple(map(WorkloadRecord.from_json, raw["workloads"])),
-            "setups": tuple(map(ModeSetup.from_json, raw["setups"])),
-            "cells": tuple(map(Cell.from_json, raw["cells"])),
-            "break_overhead": None if overhead is None else BreakOverhead(**overhead),
-            "bucket_costs": tuple(map(BucketCost.from_json, raw["bucket_costs"])),
-            "timelines": tuple(map(Timeline.from_json, raw["timelines"])),
-        }
-        assert set(nested) == _NESTED
-        plain = {key: raw[key] for key in raw if key not in nested | {"kind": 0, "schema": 0}}
-        return cls(**plain, **nested)
-
-
-_NESTED = {"workloads", "setups", "cells", "break_overhead", "bucket_costs", "timelines"}
+    def load(cls, path: Path) -> "BenchReport":
+        """Read a file of ``bcg bench --json``; raises HarnessError, which names it, for anything else."""
+        raw = read_json(path)
+        try:
+            return cls.from_json(raw)
+        except HarnessError as error:
+            raise HarnessError(f"{path}: {error}") from error

@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+import torch
+
 from bcg_core import AttentionBackend, CaptureReport, Mode, PrefillBatch, PrefillRunner
 from bcg_harness.bench.mode import ExecutionMode, Prefilled
 from bcg_harness.bench.record import NO_BACKEND, BucketRecord, ModeSetup
@@ -32,6 +34,17 @@ class RunnerMode(ExecutionMode):
         return run(self.runner, batch, self.how)
 
 
+class NeedsFusion:
+    """Be possible only where there are compiled element-wise functions; elsewhere it would be another mode again."""
+
+    @classmethod
+    def unavailable(cls, device: torch.device) -> str | None:
+        """Ask for CUDA."""
+        if device.type == "cuda":
+            return None
+        return "element-wise functions are compiled on CUDA only, so this would be the same as without them"
+
+
 class Eager(RunnerMode):
     """Run without graphs and without padding; element-wise functions as PyTorch has them."""
 
@@ -41,7 +54,7 @@ class Eager(RunnerMode):
     fused = False
 
 
-class EagerFused(RunnerMode):
+class EagerFused(NeedsFusion, RunnerMode):
     """Run without graphs and without padding, with compiled element-wise functions."""
 
     name = "eager_fused"
@@ -65,7 +78,7 @@ class Breakable(RunnerMode):
     how = Mode.BREAKABLE
 
 
-class BreakableUnfused(RunnerMode):
+class BreakableUnfused(NeedsFusion, RunnerMode):
     """Replay captured segments of plain element-wise functions: the kernels of ``eager``, without its launches."""
 
     name = "breakable_unfused"
@@ -106,17 +119,12 @@ def run(runner: PrefillRunner, batch: PrefillBatch, mode: Mode) -> Prefilled:
     bucket = result.admission.bucket
     served_by = result.admission.reason if bucket is None else f"bucket {bucket}"
     assert served_by is not None, "an admission has a bucket or a reason"
-    if mode is Mode.PADDED_EAGER:
-        bucket = runner.buckets.select(batch.num_tokens).bucket
-        served_by = mode.value
-    elif mode is Mode.EAGER:
-        served_by = mode.value
     return Prefilled(
         logits_BV=result.logits_BV,
         next_tokens_B=result.next_tokens_B,
         hidden_RD=result.hidden_RD,
-        padded_tokens=bucket or batch.num_tokens,
-        served_by=served_by,
+        padded_tokens=result.padded_tokens,
+        served_by=served_by if mode is Mode.BREAKABLE else mode.value,
     )
 
 

@@ -1,15 +1,17 @@
 """What repeated measurements say: a median with its spread, and whether two of them differ."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
+from math import isfinite
 from statistics import median, quantiles
-from typing import Any
+
+from bcg_harness.errors import HarnessError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Summarise samples of one quantity, in its unit (seconds, for all times).
+    """Summarise samples of a time, in seconds; raises HarnessError for what is no positive number.
 
     Attributes:
         samples: how many there are.
@@ -24,6 +26,11 @@ class Spread:
     p90: float
     q1: float
     q3: float
+
+    def __post_init__(self) -> None:
+        times = (self.q1, self.median, self.q3, self.p90)
+        if not all(isfinite(seconds) and seconds > 0 for seconds in times):
+            raise HarnessError(f"quartiles and 90th percentile {times} are no positive times")
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> "Spread":
@@ -44,15 +51,6 @@ class Spread:
     def iqr(self) -> float:
         """Return the interquartile range."""
         return self.q3 - self.q1
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, raw: dict[str, Any] | None) -> "Spread | None":
-        """Read what ``to_json`` returned, or None."""
-        return None if raw is None else cls(**raw)
 
 
 class Verdict(Enum):
@@ -85,12 +83,3 @@ class Speedup:
         else:
             verdict = Verdict.TOO_CLOSE
         return cls(ratio=baseline.median / spread.median, verdict=verdict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {"ratio": self.ratio, "verdict": self.verdict.value}
-
-    @classmethod
-    def from_json(cls, raw: dict[str, Any] | None) -> "Speedup | None":
-        """Read what ``to_json`` returned, or None."""
-        return None if raw is None else cls(ratio=raw["ratio"], verdict=Verdict(raw["verdict"]))

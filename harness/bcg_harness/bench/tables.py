@@ -1,16 +1,19 @@
 """What ``bcg bench`` shows: times for people, on a terminal or in a log; the JSON file has all the rest."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from bcg_harness.bench.context import UNKNOWN, is_emulated, model_shape, versions
 from bcg_harness.bench.record import NO_BACKEND, BenchReport, Cell, Status
 from bcg_harness.bench.spread import Verdict
 
 _MIB = 2**20
+_MODE_WIDTH = 14
+_TOKENS_WIDTH = 9
 _STYLES = {
     Verdict.FASTER: "green",
     Verdict.SLOWER: "red",
@@ -25,47 +28,61 @@ _WORDS = {
 
 def context_line(report: BenchReport) -> str:
     """Return in one line what was measured on what."""
-    env, model = report.environment, report.model
-    parts = [str(env["engine"]), str(env["hardware"]), f"torch {env['libraries']['torch']}"]
-    if env["driver"]:
-        parts.append(f"driver {env['driver']}")
-    shape = (
-        f"{model['num_layers']} layers, D {model['hidden_size']}, "
-        f"{model['num_heads']}/{model['num_kv_heads']} heads of {model['head_dim']}"
-    )
-    ladder = report.settings["buckets"]
-    captured = f"{len(ladder)} buckets up to {ladder[-1]}, pages of {report.settings['page_size']}"
-    return f"{', '.join(parts)} | {model['name']} ({shape}) | {model['dtype']} | {captured}"
+    machine = [str(report.environment.get(key, UNKNOWN)) for key in ("engine", "hardware")]
+    name, dtype = report.model.get("name", UNKNOWN), report.model.get("dtype", UNKNOWN)
+    parts = [
+        ", ".join([*machine, *versions(report)]),
+        f"{name} ({model_shape(report)})",
+        str(dtype),
+    ]
+    ladder = report.settings.get("buckets")
+    if isinstance(ladder, list) and ladder:
+        pages = report.settings.get("page_size", UNKNOWN)
+        parts.append(f"{len(ladder)} buckets up to {ladder[-1]}, pages of {pages}")
+    return " | ".join(parts)
 
 
 def emulator_line(report: BenchReport) -> str | None:
     """Say that times are those of the emulator; None where graphs were real."""
-    if report.environment["compute_capability"] is not None:
+    if not is_emulated(report):
         return None
     return "[bold yellow]These are times of the CPU emulator: they say nothing of a GPU.[/]"
 
 
-def latency_table(report: BenchReport, backend: str) -> Table:
-    """Return a table of ``backend``: a row for each workload, a column for each mode."""
+def latency_tables(report: BenchReport, backend: str, width: int) -> Iterator[Table]:
+    """Yield tables of ``backend``, no wider than ``width`` where possible: a row for each workload, a column a mode."""
     modes = [m for m in report.modes() if any(_of(report, backend, m))]
-    title = "attention of their own" if backend == NO_BACKEND else f"backend {escape(backend)}"
+    names = max((len(workload.name) for workload in report.workloads), default=0)
+    each = max(1, (width - names - _TOKENS_WIDTH) // _MODE_WIDTH)
+    for first in range(0, len(modes), each):
+        yield _latency_table(report, backend, modes[first : first + each])
+
+
+def _latency_table(report: BenchReport, backend: str, modes: Sequence[str]) -> Table:
+    own = backend == NO_BACKEND
+    caption = "median latency in ms"
+    if not own:
+        caption += ", and how many times as fast as eager; ~: too close to call"
+    cells = [cell for mode in modes for cell in _of(report, backend, mode)]
+    if any(cell.fallbacks for cell in cells):
+        caption += "; *: ran without a graph, at least in part"
     table = Table(
-        title=title,
+        title="attention of their own" if own else f"backend {escape(backend)}",
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        caption="median latency in ms, and how many times as fast as eager; dim: too close to call",
+        caption=caption,
         caption_justify="left",
     )
-    table.add_column("workload", overflow="fold")
-    table.add_column("tokens", justify="right")
+    table.add_column("workload", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
     for mode in modes:
         table.add_column(mode.replace("_", "\n", 1), justify="right", no_wrap=True)
     for workload in report.workloads:
-        cells = [report.cell(backend, mode, workload.name) for mode in modes]
-        if any(cells):
+        of_workload = [report.cell(backend, mode, workload.name) for mode in modes]
+        if any(of_workload):
             tokens = str(workload.real_tokens)
-            table.add_row(escape(workload.name), tokens, *(_latency(cell) for cell in cells))
+            table.add_row(escape(workload.name), tokens, *map(_latency, of_workload))
     return table
 
 
@@ -110,6 +127,13 @@ def note_lines(report: BenchReport) -> Iterator[str]:
             yield f"[dim]{escape(label)}:[/] {escape(note)}"
 
 
+def fallback_lines(report: BenchReport) -> Iterator[str]:
+    """Yield which batches ran without a graph, and why, as markup."""
+    reasons = Counter((cell.workload, why) for cell in report.cells for why in cell.fallbacks)
+    for workload, why in reasons:
+        yield f"[yellow]*[/] {escape(workload)}: ran eagerly in modes with graphs: {escape(why)}"
+
+
 def problem_lines(report: BenchReport) -> Iterator[str]:
     """Yield why cells have no times, and why backends were skipped, as markup; equal reasons once."""
     reasons = Counter(
@@ -128,7 +152,9 @@ def problem_lines(report: BenchReport) -> Iterator[str]:
 def summary_line(report: BenchReport) -> str:
     """Return counts of cells, as markup."""
     counts = Counter(cell.status for cell in report.cells)
-    parts = [f"[green]{counts[Status.MEASURED]} measured[/], each after a passing check"]
+    measured = counts[Status.MEASURED]
+    checked = ", each between two passing checks" if measured else ""
+    parts = [f"[green]{measured} measured[/]{checked}"]
     for status, word in (
         (Status.UNAVAILABLE, "not available"),
         (Status.FAILED, "[bold red]wrong[/]"),
@@ -149,10 +175,12 @@ def _latency(cell: Cell | None) -> str:
         return "[dim]-[/]"
     if cell.latency is None:
         return _WORDS[cell.status]
-    text = _milliseconds(cell.latency.median)
+    text = _milliseconds(cell.latency.median) + "*" * bool(cell.fallbacks)
     if cell.speedup is None:
         return text
-    return f"{text} [{_STYLES[cell.speedup.verdict]}]{cell.speedup.ratio:4.2f}x[/]"
+    verdict = cell.speedup.verdict
+    ratio = f"{'~' * (verdict is Verdict.TOO_CLOSE)}{cell.speedup.ratio:.2f}x"
+    return f"{text} [{_STYLES[verdict]}]{ratio:>6}[/]"
 
 
 def _milliseconds(seconds: float) -> str:

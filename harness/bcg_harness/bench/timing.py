@@ -111,15 +111,23 @@ class Effort:
 
 def interleave(
     modes: Sequence[ExecutionMode], scenes: Sequence[Scene], rounds: int
-) -> dict[str, list[list[StepTimes]]]:
-    """Run all ``modes`` in turn, ``rounds`` times, each round beginning with another; returns times by mode and round.
+) -> tuple[dict[ExecutionMode, list[list[StepTimes]]], dict[ExecutionMode, BaseException]]:
+    """Run all ``modes`` in turn, ``rounds`` times, each round beginning with another.
 
     Taking turns lets whatever drifts (clocks, other load) hit all modes alike. Garbage collection is held off.
+
+    Returns times by mode and round, and what was raised, by mode; a mode that raises takes no further turn and has no
+    times.
     """
-    times: dict[str, list[list[StepTimes]]] = {mode.name: [] for mode in modes}
+    times: dict[ExecutionMode, list[list[StepTimes]]] = {mode: [] for mode in modes}
+    raised: dict[ExecutionMode, BaseException] = {}
     with no_garbage_collection():
         for number in range(rounds):
             first = number % len(modes)
             for mode in (*modes[first:], *modes[:first]):
-                times[mode.name].append(run_once(mode, scenes))
-    return times
+                if mode not in raised:
+                    try:
+                        times[mode].append(run_once(mode, scenes))
+                    except (Exception, SystemExit) as error:  # noqa: BLE001  # a mode's or a backend's
+                        raised[mode] = error
+    return {mode: of_mode for mode, of_mode in times.items() if mode not in raised}, raised

@@ -1,6 +1,7 @@
 """Traces: what a server received, as lines of JSON, and the workload that it makes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,40 @@ from bcg_harness.selection import read_text
 
 _SHAPE = '{"prompt_tokens": 180, "prefix_tokens": 0, "arrival_seconds": 0.0}, the last two of which may be left out'
 
+MOST_SECONDS = 1e9
+"""The longest trace that makes sense, some thirty years; floats still tell microseconds apart there."""
+
 
 def read_trace(path: Path) -> list[Request]:
     """Read a file of one JSON object a line; returns its requests in order of arrival.
 
     Keys are the attributes of ``Request``; ``prefix_tokens`` and ``arrival_seconds`` may be left out. Blank lines are
-    skipped, and lines may be in any order: requests that arrive together stay in the order of the file.
+    skipped, and lines may be in any order: requests that arrive together stay in the order of the file. Arrivals count
+    from that of the first request, whatever the clock of the file; none may come more than ``MOST_SECONDS`` later.
 
     Raises HarnessError, with path and line number, saying what was found and what was expected.
     """
-    requests = []
+    requests: dict[int, Request] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            requests.append(_request(line))
+            requests[number] = _request(line)
         except HarnessError as error:
             raise HarnessError(f"{path}, line {number}: {error}") from error
     if not requests:
         raise HarnessError(f"{path} is a trace without requests: expected lines such as {_SHAPE}")
-    return sorted(requests, key=lambda request: request.arrival_seconds)
+    begin = min(request.arrival_seconds for request in requests.values())
+    shifted = []
+    for number, request in requests.items():
+        since = request.arrival_seconds - begin
+        if since > MOST_SECONDS:
+            raise HarnessError(
+                f"{path}, line {number}: arrival_seconds is {request.arrival_seconds}, {since:g} s after the first "
+                f"request of the trace; at most {MOST_SECONDS:g} s are possible"
+            )
+        shifted.append(replace(request, arrival_seconds=since))
+    return sorted(shifted, key=lambda request: request.arrival_seconds)
 
 
 def trace_workload(
@@ -62,7 +77,9 @@ def trace_workload(
 
 def _request(line: str) -> Request:
     try:
-        raw: Any = json.loads(line)
+        raw: Any = json.loads(line, object_pairs_hook=_object)
+    except HarnessError:
+        raise
     except (ValueError, RecursionError) as error:
         raise HarnessError(f"no JSON: {error}; expected {_SHAPE}") from error
     if not isinstance(raw, dict) or "prompt_tokens" not in raw:
@@ -75,6 +92,16 @@ def _request(line: str) -> Request:
         if type(value) not in types:
             raise HarnessError(f"{key} is {_shorten(value)}, expected {words}")
     return Request(**raw)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raises HarnessError for a key that is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise HarnessError(f"the key {_shorten(twice)} is there twice: keep one")
+    return found
 
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from bcg_harness.bench.record import NO_BACKEND, BenchReport, Cell, Status, WorkloadRecord
 from bcg_harness.html.headline import verdict_class
+from bcg_harness.html.runs import fallbacks
 from bcg_harness.html.units import NOTHING, duration, milliseconds, percent, ratio, whole
 
 COLUMNS = (
@@ -17,6 +18,7 @@ COLUMNS = (
     ("rate", ("tokens/s",)),
     ("memory", ("peak GiB",)),
     ("check", ("error", "budget")),
+    ("batches", ("served by",)),
 )
 """Heads of the columns, in groups. Times are milliseconds."""
 WIDTH = sum(len(columns) for _, columns in COLUMNS)
@@ -31,13 +33,13 @@ class Row:
         mode: name.
         numbers: (text, class) of each column; empty for a cell that was not measured.
         missing: the status of a cell that was not measured, or nothing.
-        title: what served the batches, for whoever asks.
+        mark: on a cell with batches that ran without a graph though its mode replays them; empty for any other.
     """
 
     mode: str
     numbers: tuple[tuple[str, str], ...]
     missing: str
-    title: str
+    mark: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,27 +117,35 @@ def _table(report: BenchReport, workload: WorkloadRecord) -> WorkloadTable:
     cells = [cell for cell in report.cells if cell.workload == workload.name]
     rows: dict[str, list[Row]] = {}
     for cell in cells:
-        rows.setdefault(backend_title(cell.backend), []).append(_row(cell))
+        rows.setdefault(backend_title(cell.backend), []).append(_row(report, cell))
     timed = [(cell.latency.median, cell) for cell in cells if cell.latency is not None]
     fastest = "nothing was measured"
     if timed:
         seconds, best = min(timed, key=lambda pair: pair[0])
         own = best.backend == NO_BACKEND
         where = best.mode if own else f"{best.mode} with {best.backend}"
-        fastest = f"fastest: {where}, {duration(seconds)}"
+        mark = _mark(report, best)
+        fastest = f"fastest: {where}, {duration(seconds)}{f' ({mark})' if mark else ''}"
     return WorkloadTable(
         name=workload.name, description=workload.description, fastest=fastest, rows=rows
     )
 
 
-def _row(cell: Cell) -> Row:
-    served = ", ".join(f"{how} ({times} times)" for how, times in cell.served.items())
+def _mark(report: BenchReport, cell: Cell) -> str:
+    without = len(fallbacks(report, cell))
+    if not without:
+        return ""
+    return "no graph" if without == len(cell.served) else "partly no graph"
+
+
+def _row(report: BenchReport, cell: Cell) -> Row:
     if cell.status is not Status.MEASURED:
-        return Row(mode=cell.mode, numbers=(), missing=cell.status.value, title="")
-    return Row(mode=cell.mode, numbers=tuple(_numbers(cell)), missing="", title=served)
+        return Row(mode=cell.mode, numbers=(), missing=cell.status.value, mark="")
+    mark = _mark(report, cell)
+    return Row(mode=cell.mode, numbers=tuple(_numbers(cell, mark)), missing="", mark=mark)
 
 
-def _numbers(cell: Cell) -> Iterator[tuple[str, str]]:
+def _numbers(cell: Cell, mark: str) -> Iterator[tuple[str, str]]:
     latency, ttft, enqueue, device = cell.latency, cell.ttft, cell.enqueue, cell.device
     yield milliseconds(latency.median if latency else None), "main"
     yield milliseconds(latency.p90 if latency else None), ""
@@ -144,18 +154,22 @@ def _numbers(cell: Cell) -> Iterator[tuple[str, str]]:
         yield NOTHING, ""
         yield "", ""
     else:
-        shown = verdict_class(cell.speedup.verdict)
+        # A speed-up without a graph is none of the mode's: no colour says that it is good.
+        shown = "close" if mark else verdict_class(cell.speedup.verdict)
+        verdict = cell.speedup.verdict.value
         yield ratio(cell.speedup.ratio), shown
-        yield cell.speedup.verdict.value, f"word {shown}"
+        yield f"{verdict}, {mark}" if mark else verdict, f"word {shown}"
     yield milliseconds(ttft.median if ttft else None), ""
     yield milliseconds(ttft.p90 if ttft else None), ""
     yield milliseconds(enqueue.median if enqueue else None), ""
     yield whole(device.launches if device else None), ""
     yield milliseconds(device.busy if device else None), ""
-    yield milliseconds(device.gap if device else None), ""
+    # Below zero the device was busy for longer than the prefill takes unprofiled: that is no gap.
+    yield milliseconds(device.gap if device and device.gap >= 0 else None), ""
     yield whole(device.kernels if device else None), ""
     yield percent(cell.padding), ""
     yield whole(cell.tokens_per_second), ""
     yield (NOTHING if cell.peak_memory is None else f"{cell.peak_memory / 2**30:.2f}"), ""
     yield (f"{cell.check.error:.1e}" if cell.check else NOTHING), ""
     yield (f"{cell.check.budget:.1e}" if cell.check else NOTHING), ""
+    yield ", ".join(f"{how} ({times} times)" for how, times in cell.served.items()), "word served"

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bcg_harness.bench.record import BenchReport, Cell, WorkloadRecord
-from bcg_harness.bench.spread import Verdict
+from bcg_harness.bench.spread import Speedup, Verdict
 from bcg_harness.html.runs import (
     BASELINE,
     CONTENDER,
+    all_fallbacks,
+    fallbacks,
     latency_of,
     other_workloads,
     real_backends,
@@ -31,7 +33,6 @@ class Score:
         verdict: in words, or why there is none.
         verdict_class: of the style sheet.
         times: of eager and breakable.
-        remark: on what a reader would not expect; may be empty.
     """
 
     size: str
@@ -40,7 +41,6 @@ class Score:
     verdict: str
     verdict_class: str
     times: str = ""
-    remark: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,19 @@ class Headline:
     Attributes:
         sentences: one for each size.
         scores: by backend, one for each size.
+        left_out: which workloads say nothing of breakable, since it ran them without a graph; may be empty.
     """
 
     sentences: tuple[str, ...]
     scores: dict[str, tuple[Score, ...]]
+    left_out: str
 
 
 def headline(report: BenchReport) -> Headline:
-    """Return the summary; without sentences and scores where breakable was not measured against eager."""
+    """Return the summary; without sentences and scores where no replay of breakable was measured against eager.
+
+    What breakable ran without a graph is no replay.
+    """
     chosen = _choose(report)
     backends = [
         backend
@@ -72,6 +77,7 @@ def headline(report: BenchReport) -> Headline:
             )
             for backend in backends
         },
+        left_out=_left_out(report),
     )
 
 
@@ -95,8 +101,25 @@ def _choose(report: BenchReport) -> dict[str, WorkloadRecord]:
 
 
 def _with_speedup(report: BenchReport, workloads: Sequence[WorkloadRecord]) -> list[WorkloadRecord]:
-    compared = {c.workload for c in report.cells if c.mode == CONTENDER and c.speedup is not None}
+    contenders = (cell for cell in report.cells if cell.mode == CONTENDER)
+    compared = {c.workload for c in contenders if _replay_speedup(report, c) is not None}
     return [workload for workload in workloads if workload.name in compared]
+
+
+def _replay_speedup(report: BenchReport, cell: Cell | None) -> Speedup | None:
+    """Return the speed-up of a cell whose batches were all replayed; None for any other."""
+    return None if cell is None or fallbacks(report, cell) else cell.speedup
+
+
+def _left_out(report: BenchReport) -> str:
+    cells = [c for c in report.cells if c.mode == CONTENDER and fallbacks(report, c)]
+    names = {cell.workload for cell in cells}
+    workloads = [workload for workload in report.workloads if workload.name in names]
+    if not workloads:
+        return ""
+    places = listed([_place(workload, report) for workload in workloads])
+    why = all_fallbacks(report, cells)
+    return f"Left out: {places}, where {CONTENDER} ran batches without a graph: {why}."
 
 
 def _place(workload: WorkloadRecord, report: BenchReport) -> str:
@@ -108,9 +131,9 @@ def _place(workload: WorkloadRecord, report: BenchReport) -> str:
 def _sentence(report: BenchReport, workload: WorkloadRecord, backends: list[str]) -> str:
     ratios: dict[Verdict, list[tuple[float, str]]] = {}
     for backend in backends:
-        cell = report.cell(backend, CONTENDER, workload.name)
-        if cell is not None and cell.speedup is not None:
-            ratios.setdefault(cell.speedup.verdict, []).append((cell.speedup.ratio, backend))
+        speedup = _replay_speedup(report, report.cell(backend, CONTENDER, workload.name))
+        if speedup is not None:
+            ratios.setdefault(speedup.verdict, []).append((speedup.ratio, backend))
     total = sum(map(len, ratios.values()))
     parts = [
         f"{_ADVERBS[verdict]} with {_who([name for _, name in ratios[verdict]], total)} "
@@ -138,6 +161,9 @@ def _score(report: BenchReport, backend: str, size: str, workload: WorkloadRecor
     if cell is None or cell.speedup is None:
         why = "not measured" if cell is None else cell.status.value
         return Score(size=size, workload=place, ratio=NOTHING, verdict=why, verdict_class="close")
+    if fallbacks(report, cell):
+        why = "ran without a graph"
+        return Score(size=size, workload=place, ratio=NOTHING, verdict=why, verdict_class="close")
     return Score(
         size=size,
         workload=place,
@@ -145,12 +171,7 @@ def _score(report: BenchReport, backend: str, size: str, workload: WorkloadRecor
         verdict=_ADVERBS[cell.speedup.verdict],
         verdict_class=verdict_class(cell.speedup.verdict),
         times=_times(report.cell(backend, BASELINE, workload.name), cell),
-        remark="" if _replayed(cell) else "no bucket: ran without a graph",
     )
-
-
-def _replayed(cell: Cell) -> bool:
-    return not cell.served or any(how.startswith("bucket ") for how in cell.served)
 
 
 def _times(baseline: Cell | None, cell: Cell) -> str:

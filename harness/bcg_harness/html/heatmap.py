@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bcg_harness.bench.record import BenchReport, Cell, WorkloadRecord
-from bcg_harness.bench.spread import Verdict
+from bcg_harness.bench.record import BenchReport, WorkloadRecord
+from bcg_harness.bench.spread import Speedup, Verdict
 from bcg_harness.html.chart import Area, Chart, Key, Panel
 from bcg_harness.html.palette import HEAT_STEPS, heat_step
 from bcg_harness.html.runs import (
     BASELINE,
     CONTENDER,
+    all_fallbacks,
+    fallbacks,
     other_workloads,
     real_backends,
     single_prompts,
@@ -22,8 +25,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _CELL_WIDTH, _CELL_HEIGHT, _SEAM = 58, 32, 2
+_FRAMED = Key(label="ran without a graph", role="muted", glyph="□", hollow=True)
 _LETTER = 6.7
 """Pixels that a letter of a label takes at most, on average."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tile:
+    speedup: Speedup | None = None
+    graphless: bool = False
+
+    @property
+    def close(self) -> bool:
+        return self.speedup is not None and self.speedup.verdict is Verdict.TOO_CLOSE
+
+    @property
+    def text(self) -> str:
+        if self.speedup is None:
+            return "n/a"
+        number = f"{'≈' if self.close else ''}{self.speedup.ratio:.2f}"
+        return f"({number})" if self.graphless else number
 
 
 def heat_map(report: BenchReport) -> Chart:
@@ -39,13 +60,18 @@ def heat_map(report: BenchReport) -> Chart:
         )
         if workloads and real_backends(report)
     ]
+    graphless = all_fallbacks(report, (cell for cell in report.cells if cell.mode == CONTENDER))
     return Chart(
         name="speedup",
         title=f"Speed-up of {CONTENDER} over {BASELINE}",
         caption="Above 1 is faster. ≈ marks what is too close to call: the interquartile ranges overlap. Hatched: not "
-        "measured, with the reason in the list of gaps below the full table.",
+        "measured, with the reason in the list of gaps below the full table."
+        f"{f' In brackets, framed, without colour: ran without a graph: {graphless}.' if graphless else ''}",
         panels=tuple(panels),
-        keys=tuple(Key(label=_class_label(step), role=f"heat-{step}") for step in range(10)),
+        keys=(
+            *(Key(label=_class_label(step), role=f"heat-{step}") for step in range(10)),
+            *([_FRAMED] if graphless else []),
+        ),
         columns=1,
     )
 
@@ -62,7 +88,7 @@ def _panel(
     report: BenchReport, title: str, workloads: list[WorkloadRecord], labels: list[str]
 ) -> Panel:
     backends = real_backends(report)
-    cells = [[report.cell(b, CONTENDER, w.name) for w in workloads] for b in backends]
+    tiles = [[_tile(report, backend, workload) for workload in workloads] for backend in backends]
     slanted = any(len(label) * _LETTER > _CELL_WIDTH for label in labels)
     head = 20 + 0.72 * _LETTER * max(map(len, labels)) if slanted else 26.0
     left = 14 + _LETTER * max(map(len, backends))
@@ -72,31 +98,31 @@ def _panel(
         width=max(8.5 * len(title), left + _CELL_WIDTH * len(labels) + max(8, overhang - 21)),
         height=head + _CELL_HEIGHT * len(backends) + 4,
         draw=partial(
-            _draw, cells=cells, rows=backends, labels=labels, left=left, head=head, slanted=slanted
+            _draw, tiles=tiles, rows=backends, labels=labels, left=left, head=head, slanted=slanted
         ),
-        alt=f"Speed-up of breakable over eager. {title}. {_in_words(cells, backends, labels)}",
+        alt=f"Speed-up of breakable over eager. {title}. {_in_words(tiles, backends, labels)}",
         scrolls=True,
     )
 
 
-def _in_words(cells: list[list[Cell | None]], rows: list[str], labels: list[str]) -> str:
+def _tile(report: BenchReport, backend: str, workload: WorkloadRecord) -> _Tile:
+    cell = report.cell(backend, CONTENDER, workload.name)
+    if cell is None:
+        return _Tile()
+    return _Tile(speedup=cell.speedup, graphless=bool(fallbacks(report, cell)))
+
+
+def _in_words(tiles: list[list[_Tile]], rows: list[str], labels: list[str]) -> str:
     return " ".join(
-        f"{row}: {', '.join(f'{label} {_text(cell)}' for label, cell in zip(labels, line, strict=True))}."
-        for row, line in zip(rows, cells, strict=True)
+        f"{row}: {', '.join(f'{label} {tile.text}' for label, tile in zip(labels, line, strict=True))}."
+        for row, line in zip(rows, tiles, strict=True)
     )
-
-
-def _text(cell: Cell | None) -> str:
-    if cell is None or cell.speedup is None:
-        return "n/a"
-    number = f"{cell.speedup.ratio:.2f}"
-    return f"≈{number}" if cell.speedup.verdict is Verdict.TOO_CLOSE else number
 
 
 def _draw(
     area: Area,
     *,
-    cells: list[list[Cell | None]],
+    tiles: list[list[_Tile]],
     rows: list[str],
     labels: list[str],
     left: float,
@@ -117,30 +143,39 @@ def _draw(
         y = head + (row + 0.5) * _CELL_HEIGHT
         text = {"fontsize": 11.5, "color": ink["text"], "parse_math": False}
         axes.text(left - 10, y, backend, ha="right", va="center_baseline", **text)
-        for column, cell in enumerate(cells[row]):
-            _draw_cell(area, axes, cell, left + column * _CELL_WIDTH, head + row * _CELL_HEIGHT)
+        for column, tile in enumerate(tiles[row]):
+            _draw_tile(area, axes, tile, left + column * _CELL_WIDTH, head + row * _CELL_HEIGHT)
 
 
-def _draw_cell(area: Area, axes: Axes, cell: Cell | None, x: float, y: float) -> None:
+def _draw_tile(area: Area, axes: Axes, tile: _Tile, x: float, y: float) -> None:
     from matplotlib.patches import Rectangle
 
     ink = area.palette
-    box = {"xy": (x, y), "width": _CELL_WIDTH - _SEAM, "height": _CELL_HEIGHT - _SEAM}
-    if cell is None or cell.speedup is None:
+    # An outline is drawn half outside of its box.
+    inset = 1 if tile.graphless else 0
+    box = {
+        "xy": (x + inset, y + inset),
+        "width": _CELL_WIDTH - _SEAM - 2 * inset,
+        "height": _CELL_HEIGHT - _SEAM - 2 * inset,
+    }
+    if tile.speedup is None:
         hatched = {"hatch": "////", "edgecolor": ink["line"], "linewidth": 0}
         axes.add_patch(Rectangle(**box, facecolor=ink["panel"], **hatched))
         return
-    close = cell.speedup.verdict is Verdict.TOO_CLOSE
-    step = 4 if close else heat_step(cell.speedup.ratio)
-    axes.add_patch(Rectangle(**box, facecolor=ink[f"heat-{step}"], linewidth=0))
+    step = 4 if tile.close or tile.graphless else heat_step(tile.speedup.ratio)
+    if tile.graphless:
+        framed = {"edgecolor": ink["muted"], "linestyle": "--", "linewidth": 1}
+        axes.add_patch(Rectangle(**box, facecolor=ink["paper"], **framed))
+    else:
+        axes.add_patch(Rectangle(**box, facecolor=ink[f"heat-{step}"], linewidth=0))
     axes.text(
         x + (_CELL_WIDTH - _SEAM) / 2,
         y + (_CELL_HEIGHT - _SEAM) / 2,
-        _text(cell),
+        tile.text,
         ha="center",
         va="center_baseline",
         fontsize=12,
-        fontstyle="italic" if close else "normal",
+        fontstyle="italic" if tile.close else "normal",
         color=ink[f"on-heat-{step}"],
         parse_math=False,
     )

@@ -1,7 +1,7 @@
 """The page itself: all runs, all comparisons, one file that loads nothing."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from bcg_harness.html.full_table import COLUMNS, WIDTH, backend_title
 from bcg_harness.html.palette import DARK, LIGHT, ModeStyle, mode_styles
 from bcg_harness.html.render import chart_png, panel_svg
 from bcg_harness.html.run_view import RunView
+from bcg_harness.html.runs import require_checks
 from bcg_harness.html.units import milliseconds
 from bcg_harness.progress import Progress
 
@@ -59,14 +60,25 @@ def compare_sources(sources: Sequence[Source]) -> list[NamedComparison]:
 
 
 def view_runs(sources: Sequence[Source]) -> tuple[list[RunView], dict[str, ModeStyle]]:
-    """Return what the page says of each run, and the style that each mode has in all of them."""
+    """Return what the page says of each run, and the style that each mode has in all of them.
+
+    Titles that repeat get the name of the source. Raises HarnessError for a time without a passed check.
+    """
+    for source in sources:
+        require_checks(source.report, source.name)
     modes = (mode for source in sources for mode in _all_modes(source.report))
     styles = mode_styles(modes)
     views = [
         RunView.of(source.report, anchor=f"run-{number}", source=source.name, styles=styles)
         for number, source in enumerate(sources, start=1)
     ]
-    return views, styles
+    titles = [view.title for view in views]
+    return [
+        replace(view, title=f"{view.title} ({view.source})")
+        if titles.count(view.title) > 1
+        else view
+        for view in views
+    ], styles
 
 
 def render_page(
@@ -104,16 +116,21 @@ def render_page(
     return "\n".join(line for raw in text.splitlines() if (line := raw.strip())) + "\n"
 
 
-def write_charts(views: Sequence[RunView], folder: Path, progress: Progress) -> int:
-    """Write each chart as ``NAME.png`` and ``NAME-dark.png``; returns how many files that are.
-
-    With more than one run, names begin with the run's number. Raises HarnessError for a folder that cannot be made or
-    written to.
-    """
+def make_folder(folder: Path) -> None:
+    """Make the folder of the pictures, unless it is there; raises HarnessError where that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise HarnessError(f"cannot make the folder {folder}: {error.strerror}") from error
+        raise HarnessError(
+            f"cannot make the folder {folder}: {error.strerror}; give --png a folder, new or not"
+        ) from error
+
+
+def write_charts(views: Sequence[RunView], folder: Path, progress: Progress) -> int:
+    """Write each chart as ``NAME.png`` and ``NAME-dark.png`` into a folder; returns how many files that are.
+
+    With more than one run, names begin with the run's number. Raises HarnessError for a file that cannot be written.
+    """
     charts = sum(len(view.charts) for view in views)
     progress.start("pictures", 2 * charts)
     for number, view in enumerate(views, start=1):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bcg_harness.bench.context import UNKNOWN, is_emulated, model_shape
 from bcg_harness.bench.record import NO_BACKEND, BenchReport, ModeSetup, Status
 from bcg_harness.html.buckets import bucket_chart
 from bcg_harness.html.chart import Chart
@@ -12,7 +13,7 @@ from bcg_harness.html.headline import Headline, headline
 from bcg_harness.html.heatmap import heat_map
 from bcg_harness.html.latency import latency_chart
 from bcg_harness.html.palette import ModeStyle
-from bcg_harness.html.runs import UNKNOWN, context_line, is_emulated, shape
+from bcg_harness.html.runs import context_line
 from bcg_harness.html.setup_chart import setup_chart
 from bcg_harness.html.timeline import timeline_charts
 from bcg_harness.html.units import NOTHING, counted, duration, listed, ratio, size
@@ -27,7 +28,7 @@ class RunView:
 
     Attributes:
         anchor: of its links.
-        title: model and hardware.
+        title: model and hardware, and the file where that repeats.
         source: the file.
         context: all of it in a line.
         facts: label and value of what was run on what.
@@ -80,7 +81,6 @@ class RunView:
         cls, report: BenchReport, *, anchor: str, source: str, styles: dict[str, ModeStyle]
     ) -> "RunView":
         """Look at ``report``, which was read from the file ``source``."""
-        libraries: dict[str, str] = report.environment.get("libraries", {})
         hardware = report.environment.get("hardware", UNKNOWN)
         return cls(
             anchor=anchor,
@@ -88,7 +88,7 @@ class RunView:
             source=source,
             context=context_line(report),
             facts=tuple(_facts(report)),
-            libraries=tuple((name, str(version)) for name, version in libraries.items()),
+            libraries=tuple((name, str(version)) for name, version in report.libraries.items()),
             warnings=tuple(_warnings(report)),
             headline=headline(report),
             overhead=_overhead(report),
@@ -108,15 +108,14 @@ class RunView:
 
 def _facts(report: BenchReport) -> list[tuple[str, str]]:
     environment, model = report.environment, report.model
-    libraries: dict[str, str] = environment.get("libraries", {})
     facts = {
         "Hardware": environment.get("hardware", UNKNOWN),
         "Engine": environment.get("engine", UNKNOWN),
         "Driver": environment.get("driver"),
         "CUDA of torch": environment.get("cuda"),
-        **{name: libraries.get(name) for name in _ABOUT},
+        **{name: report.libraries.get(name) for name in _ABOUT},
         "Python": environment.get("python"),
-        "Model": f"{model.get('name', UNKNOWN)}: {shape(report)}",
+        "Model": f"{model.get('name', UNKNOWN)}: {model_shape(report)}",
         "Type": model.get("dtype", UNKNOWN),
         **{key.replace("_", " ").capitalize(): value for key, value in report.settings.items()},
         "Started": report.started.replace("T", " "),

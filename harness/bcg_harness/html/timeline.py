@@ -19,6 +19,8 @@ _LEFT, _RIGHT = 62, 24
 _ZOOMED_LAYERS = 3
 _INK = {"mode-blue": "on-bar", "break": "on-break", "phase": "text"}
 """Colours of texts in bars."""
+_HEIGHTS = {"mode-blue": 0.86, "break": 0.66, "phase": 0.46, "kernel": 0.86, "gap": 0.3}
+"""Of bars, where a lane has 1: what a bar is does not rest on its colour alone."""
 _LETTER = 6.6
 _KEYS = (
     Key(label="segment: one graph launch", role="mode-blue"),
@@ -91,7 +93,10 @@ def _in_words(timeline: Timeline) -> str:
         )
     else:
         words.append("What the device did was not recorded.")
-    words.append("Seen by the profiler, which makes the host slower than in the timed rounds.")
+    words.append(
+        "Seen by the profiler, which makes the host slower than in the timed rounds. Bars of segments are the tallest, "
+        "then come breaks, then the rest; where the device waits, its bar is thin."
+    )
     return " ".join(words)
 
 
@@ -136,36 +141,38 @@ def _draw(area: Area, *, timeline: Timeline, window: tuple[float, float]) -> Non
     host, device = _lane(timeline, "host"), _lane(timeline, "device")
     for role in ("phase", "break", "mode-blue"):
         bars = [(s.start, _end(s)) for s in host if _role(s) == role]
-        _bars(axes, bars, window, pixel, top=0.06, colour=ink[role])
-    _bars(axes, idle_gaps(device), window, pixel, top=1.06, colour=ink["gap"])
+        _bars(area, axes, bars, window, pixel, middle=0.49, role=role)
+    _bars(area, axes, idle_gaps(device), window, pixel, middle=1.49, role="gap")
     running = [(s.start, _end(s)) for s in device]
-    _bars(axes, running, window, pixel, top=1.06, colour=ink["kernel"])
+    _bars(area, axes, running, window, pixel, middle=1.49, role="kernel")
     _names(area, axes, host, window, pixel)
 
 
 def _bars(
+    area: Area,
     axes: Axes,
     bars: Sequence[tuple[float, float]],
     window: tuple[float, float],
     pixel: float,
     *,
-    top: float,
-    colour: str,
+    middle: float,
+    role: str,
 ) -> None:
     """Draw all ``bars`` as one path: thousands of rectangles would make the page heavy."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
+    top, bottom = middle - _HEIGHTS[role] / 2, middle + _HEIGHTS[role] / 2
     boxes = [
         Path(
-            [(a, top), (b, top), (b, top + 0.86), (a, top + 0.86), (a, top)],
+            [(a, top), (b, top), (b, bottom), (a, bottom), (a, top)],
             [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY],
         )
         for a, b in _visible(bars, window, pixel)
     ]
     if boxes:
-        patch = PathPatch(Path.make_compound_path(*boxes), facecolor=colour, linewidth=0)
-        axes.add_patch(patch)
+        shape = Path.make_compound_path(*boxes)
+        axes.add_patch(PathPatch(shape, facecolor=area.palette[role], linewidth=0))
 
 
 def _visible(

@@ -5,10 +5,11 @@ Shape letters: T bucket (padded) tokens, B requests, D model dim, N query heads,
 
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcg_core import ForwardContext, ModelSpec, PrefillModel
+from bcg_core import ForwardContext, ModelSpec, PrefillModel, eager_on_graph
 
 
 class _Wrapper:
@@ -84,3 +85,44 @@ class KeepsPythonState(_Wrapper):
         """Use other positions every other time."""
         self.calls += 1
         return super().forward(input_ids_T, positions_T.clamp(max=self.calls % 2 * 2**30), ctx)
+
+
+class LeavesSideChannel(_Wrapper):
+    """Leave the attention output in an attribute, from where the next segment takes it."""
+
+    def attend(self, ctx: ForwardContext, layer: int) -> None:
+        """Attend in a break, and read what it left: right in eager, stale in a replay."""
+        self._attend(ctx, layer)
+        ctx.io.out_TX.copy_(self.left)
+
+    @eager_on_graph
+    def _attend(self, ctx: ForwardContext, layer: int) -> None:
+        ctx.attend(layer)
+        self.left = ctx.io.out_TX.clone()
+
+
+class FreezesPythonNumber(_Wrapper):
+    """Hand the number of requests to a break as a Python number, which is frozen at capture."""
+
+    def attend(self, ctx: ForwardContext, layer: int) -> None:
+        """Scale by the number of requests."""
+        self._attend(ctx, layer, 1 if ctx.batch is None else ctx.batch.num_requests)
+
+    @eager_on_graph
+    def _attend(self, ctx: ForwardContext, layer: int, requests: int) -> None:
+        ctx.attend(layer)
+        ctx.io.out_TX.mul_(requests)
+
+
+class KeepsOneTable(_Wrapper):
+    """Build a table when its shape changes, and keep that one: a forward may find what a capture has only recorded."""
+
+    def __init__(self, inner: PrefillModel) -> None:
+        super().__init__(inner)
+        self.table_T = torch.ones(0)
+
+    def forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: ForwardContext) -> Tensor:
+        """Multiply by ones that were made for this shape, whenever that was."""
+        if self.table_T.shape != positions_T.shape:
+            self.table_T = torch.ones(positions_T.shape, device=positions_T.device)
+        return super().forward(input_ids_T, positions_T, ctx) * self.table_T[:, None]

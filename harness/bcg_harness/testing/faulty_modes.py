@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bcg_core import PrefillBatch
-from bcg_harness.bench.mode import Prefilled
+from bcg_harness.bench.mode import Ground, Prefilled
 from bcg_harness.bench.runner_modes import Breakable, Eager
 
 
@@ -55,6 +55,23 @@ class RaisesInPrefill(Eager):
         raise RuntimeError("out of luck")
 
 
+class RaisesWhenTimed(Eager):
+    """Fail in the fourth prefill: behind the check and the warm-up, in the second round of a workload of one batch."""
+
+    name = "raises_when_timed"
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        self._left = 3
+
+    def prefill(self, batch: PrefillBatch) -> Prefilled:
+        """Run, or raise."""
+        if not self._left:
+            raise RuntimeError("out of luck")
+        self._left -= 1
+        return super().prefill(batch)
+
+
 class RefusesPrefixes(Eager):
     """Refuse batches with cached tokens."""
 
@@ -63,3 +80,29 @@ class RefusesPrefixes(Eager):
     def refuses(self, batch: PrefillBatch) -> str | None:
         """Look at the prefixes."""
         return "no cached prefixes" if any(batch.prefix_lens) else None
+
+
+class TurnsWrong(Breakable):
+    """Return right results in the first two passes, and logits that are 5 % too large in all later ones."""
+
+    name = "turns_wrong"
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        self._calls = 0
+
+    def prefill(self, batch: PrefillBatch) -> Prefilled:
+        """Run, and scale from the third time on."""
+        self._calls += 1
+        result = super().prefill(batch)
+        return result if self._calls <= 2 else replace(result, logits_BV=result.logits_BV * 1.05)
+
+
+class EndsTheProcess(Eager):
+    """Try to end the process in every prefill."""
+
+    name = "ends_the_process"
+
+    def prefill(self, batch: PrefillBatch) -> Prefilled:
+        """Leave."""
+        raise SystemExit(7)

@@ -3,7 +3,7 @@
 Shape letters: R real tokens, T bucket (padded) tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -157,6 +157,10 @@ class RerunningEngine(SegmentEngine):
     def abort(self) -> None:
         """Delegate."""
         self._inner.abort()
+
+    def holds(self, addresses: Collection[int]) -> set[int]:
+        """Delegate."""
+        return self._inner.holds(addresses)
 
     def memory_bytes(self) -> int:
         """Delegate."""

@@ -1,6 +1,7 @@
 """What a ladder may cost."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from math import isinf
 from typing import Any
 
 import numpy as np
@@ -46,5 +47,11 @@ class LadderBudgets:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return asdict(self)
+        """Return a JSON object, in which no limit is null."""
+        limits = vars(self).items()
+        return {name: None if limit is None or isinf(limit) else limit for name, limit in limits}
+
+    @property
+    def limited(self) -> tuple[str, ...]:
+        """Return the names of the limits there are."""
+        return tuple(name for name, limit in self.to_json().items() if limit is not None)

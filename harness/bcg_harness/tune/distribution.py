@@ -1,10 +1,12 @@
 """How many tokens batches have, and how often."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bcg_harness.errors import HarnessError
 from bcg_harness.selection import MOST_TOKENS, read_text
@@ -12,6 +14,10 @@ from bcg_harness.tune.costs import Floats, Integers
 
 MOST_WEIGHT = 1e12
 """The largest weight of a batch that makes sense; keeps sums far from where floats end."""
+
+
+_NUMBER = re.compile(r"[0-9.eE+-]+")
+"""Python also reads 3_00 and digits of other scripts, which are more likely damage than numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +62,10 @@ class TokenDistribution:
         """Return the sum of all weights."""
         return float(self.weights_n.sum())
 
+    def share(self, chosen_n: NDArray[np.bool_]) -> float:
+        """Return the weight of some batches as a fraction of all."""
+        return float(self.weights_n[chosen_n].sum()) / self.weight
+
     @property
     def mean(self) -> float:
         """Return the expected tokens of a batch."""
@@ -85,6 +95,8 @@ def read_lengths(path: Path) -> list[tuple[int, float]]:
 
 
 def _batch(fields: list[str]) -> tuple[int, float]:
+    if not all(map(_NUMBER.fullmatch, fields)):
+        raise ValueError
     tokens, weight = int(fields[0]), float(fields[1]) if len(fields) > 1 else 1.0
     if len(fields) > 2 or not 1 <= tokens <= MOST_TOKENS or not 0 < weight <= MOST_WEIGHT:
         raise ValueError

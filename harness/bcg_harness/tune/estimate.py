@@ -35,11 +35,11 @@ class LadderEstimate:
     memory_bytes: int
     interpolated: tuple[int, ...]
 
-    def over(self, budgets: LadderBudgets) -> bool:
-        """Tell whether the ladder breaks a budget."""
+    def over(self, budgets: LadderBudgets) -> tuple[str, ...]:
+        """Return the names of the budgets that the ladder breaks."""
         nanoseconds = round(self.capture_seconds * NANOSECONDS)
-        usage = np.array([len(self.ladder), nanoseconds, self.memory_bytes])
-        return bool((usage > budgets.limits_k).any())
+        usage_k = np.array([len(self.ladder), nanoseconds, self.memory_bytes])
+        return tuple(np.array(list(vars(budgets)))[usage_k > budgets.limits_k].tolist())
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

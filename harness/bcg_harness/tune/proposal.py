@@ -12,6 +12,7 @@ from bcg_harness.tune.costs import LadderCosts
 from bcg_harness.tune.distribution import TokenDistribution
 from bcg_harness.tune.estimate import LadderEstimate, estimate
 from bcg_harness.tune.search import best_ladder
+from bcg_harness.typed_json import to_json
 
 MOST_CANDIDATES = 128
 """More than so many make a search within several budgets slow."""
@@ -72,8 +73,8 @@ class Proposal:
             "ladders": {
                 name: {
                     **row.to_json(),
-                    "over_budget": row.over(self.budgets),
-                    "speedup_over_default": self.speedup(row).to_json(),
+                    "over_budget": bool(row.over(self.budgets)),
+                    "speedup_over_default": to_json(self.speedup(row)),
                 }
                 for name, row in self.rows.items()
             },

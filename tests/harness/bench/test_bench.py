@@ -9,18 +9,28 @@ from bcg_harness.bench.bench import Bench
 from bcg_harness.bench.bucket_costs import measure_buckets
 from bcg_harness.bench.mode import ExecutionMode
 from bcg_harness.bench.record import NO_BACKEND, Cell, Status
-from bcg_harness.bench.runner_modes import Breakable, Eager, Full, PaddedEager
+from bcg_harness.bench.runner_modes import (
+    Breakable,
+    BreakableUnfused,
+    Eager,
+    EagerFused,
+    Full,
+    PaddedEager,
+)
 from bcg_harness.bench.spread import Verdict
 from bcg_harness.bench.timing import Effort
 from bcg_harness.candidates import Candidate
 from bcg_harness.errors import HarnessError
 from bcg_harness.testing import IgnoresPrefix, MaskBackend, NotInstalled, Raises, SlowBackend
 from bcg_harness.testing.faulty_modes import (
+    EndsTheProcess,
     RaisesInPrefill,
+    RaisesWhenTimed,
     RefusesPrefixes,
     ScalesLogits,
     ShiftsHidden,
     SpoilsCache,
+    TurnsWrong,
 )
 
 MakeBench = Callable[..., Bench]
@@ -74,11 +84,17 @@ def test_a_backend_that_is_wrong_gets_no_time_in_any_mode(make_bench: MakeBench)
     assert {cell.status for cell in cells.values()} == {Status.FAILED}
 
 
-def test_a_mode_that_raises_leaves_the_others_their_times(make_bench: MakeBench) -> None:
-    cells = cells_of(make_bench([Eager, RaisesInPrefill, Breakable]))
-    assert cells["raises_in_prefill"].status is Status.ERROR
-    assert "out of luck" in cells["raises_in_prefill"].reason
-    assert cells["breakable"].status is Status.MEASURED
+@pytest.mark.parametrize("faulty", [RaisesInPrefill, RaisesWhenTimed])
+def test_a_mode_that_raises_leaves_the_others_their_times(
+    make_bench: MakeBench, faulty: type[ExecutionMode]
+) -> None:
+    cells = cells_of(make_bench([Eager, faulty, Breakable]))
+    assert cells[faulty.name].status is Status.ERROR
+    assert "out of luck" in cells[faulty.name].reason
+    for name in ("eager", "breakable"):
+        latency = cells[name].latency
+        assert latency is not None
+        assert latency.samples == 3
 
 
 def test_a_backend_that_raises_leaves_other_backends_their_times(make_bench: MakeBench) -> None:
@@ -189,7 +205,7 @@ def test_speed_is_compared_with_eager_of_the_same_backend(make_bench: MakeBench)
 def test_bucket_costs_cover_every_bucket(make_bench: MakeBench) -> None:
     bench = make_bench([Eager, Breakable])
     list(bench.cells([MASK]))
-    costs = measure_buckets(bench, [MASK])
+    costs = list(measure_buckets(bench, [MASK]))
     assert [(cost.bucket, cost.backend) for cost in costs] == [(16, "mask"), (64, "mask")]
     assert all(cost.capture_seconds > 0 for cost in costs)
 
@@ -197,3 +213,32 @@ def test_bucket_costs_cover_every_bucket(make_bench: MakeBench) -> None:
 def test_a_workload_that_is_longer_than_the_context_is_refused(make_bench: MakeBench) -> None:
     with pytest.raises(HarnessError, match="single-513"):
         make_bench([Eager], "single-513")
+
+
+def test_what_turns_wrong_while_it_is_timed_gets_no_time(make_bench: MakeBench) -> None:
+    cell = cells_of(make_bench([Eager, TurnsWrong], "single-50"))["turns_wrong"]
+    assert cell.status is Status.FAILED
+    assert cell.reason.startswith("after its timed rounds: ")
+    assert cell.latency is None
+
+
+def test_a_mode_that_would_end_the_process_is_an_error_of_its_own(make_bench: MakeBench) -> None:
+    cells = cells_of(make_bench([Eager, EndsTheProcess]))
+    assert cells["ends_the_process"].status is Status.ERROR
+    assert cells["eager"].status is Status.MEASURED
+
+
+@pytest.mark.parametrize("mode", [EagerFused, BreakableUnfused])
+def test_what_differs_in_fusion_alone_is_not_available_on_a_cpu(
+    make_bench: MakeBench, mode: type[ExecutionMode]
+) -> None:
+    cell = cells_of(make_bench([Eager, mode]))[mode.name]
+    assert cell.status is Status.UNAVAILABLE
+    assert "CUDA" in cell.reason
+
+
+def test_fallbacks_are_batches_that_no_graph_served(make_bench: MakeBench) -> None:
+    cells = cells_of(make_bench(ALL, "single-100"))
+    reason = "more tokens than the largest bucket (64)"
+    assert cells["breakable"].fallbacks == cells["full"].fallbacks == {reason: 1}
+    assert cells["eager"].fallbacks == cells["padded_eager"].fallbacks == {}

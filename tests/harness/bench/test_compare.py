@@ -72,6 +72,7 @@ def test_every_measure_with_a_median_is_compared(measure: str) -> None:
         pytest.param(1.5, "host", id="half-of-it"),
         pytest.param(1.4, "device", id="less-than-half"),
         pytest.param(1.0, "device", id="queued-as-before"),
+        pytest.param(0.4, "device", id="queued-faster-though-slower"),
     ],
 )
 def test_a_move_is_the_hosts_where_half_of_it_is_queueing(enqueue: float, cause: str) -> None:

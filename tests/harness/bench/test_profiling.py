@@ -10,7 +10,7 @@ from bcg_harness.bench.profiling import sort_events, union_length
 
 @dataclass(frozen=True)
 class Event:
-    """Look like an event of kineto; times in milliseconds after the first pass began."""
+    """Look like an event of kineto; times in milliseconds after the first prefill began."""
 
     label: str
     begin: float
@@ -31,7 +31,7 @@ class Event:
 
 
 EAGER, BREAKABLE = ("b", "eager", "w"), ("b", "breakable", "w")
-PASSES = {EAGER: (1000.0, 1000.010), BREAKABLE: (1000.020, 1000.030)}
+PASSES = {EAGER: [(1000.0, 1000.010)], BREAKABLE: [(1000.020, 1000.030)]}
 EVENTS = [
     Event("cudaLaunchKernel", 1, 0.5),
     Event("cudaDeviceSynchronize", 2, 5),
@@ -62,6 +62,14 @@ def test_launches_are_calls_that_queue_work() -> None:
     assert len(found[BREAKABLE].launches) == 5
 
 
+def test_what_happens_between_the_prefills_of_a_pass_is_left_out() -> None:
+    passes = {EAGER: [(1000.0, 1000.0024), (1000.0226, 1000.0236)]}
+    found = sort_events(EVENTS, passes)[EAGER]
+    assert [name for name, _, _ in found.device] == ["gemm", "gemm"]
+    assert [round((start - 1000) * 1e3) for _, start, _ in found.device] == [2, 23]
+    assert found.busy == pytest.approx(3e-3, rel=1e-3)
+
+
 def test_overlapping_kernels_count_once() -> None:
     assert sort_events(EVENTS, PASSES)[EAGER].busy == pytest.approx(3e-3, rel=1e-3)
 
@@ -79,7 +87,7 @@ def test_graph_launches_are_segments_and_breaks_lie_between_them() -> None:
     assert host["head"].seconds == pytest.approx(2.5e-3, rel=1e-3)
 
 
-def test_kernels_are_on_the_device_lane_from_the_beginning_of_the_pass() -> None:
+def test_kernels_are_on_the_device_lane_from_the_beginning_of_the_prefill() -> None:
     spans = sort_events(EVENTS, PASSES)[BREAKABLE].spans()
     device = [span for span in spans if span.lane == "device"]
     assert [span.name for span in device] == ["Memcpy HtoD", "gemm", "flash"]

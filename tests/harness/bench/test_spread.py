@@ -1,12 +1,15 @@
 """What repeated measurements say."""
 
 from itertools import pairwise
+from math import inf, nan
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bcg_harness.bench.spread import Speedup, Spread, Verdict
+from bcg_harness.errors import HarnessError
+from bcg_harness.typed_json import from_json, to_json
 
 TIMES = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=50)
 
@@ -34,10 +37,16 @@ def test_percentiles_are_in_order_and_within_the_samples(samples: list[float]) -
     assert all(one <= other + tiny for one, other in pairwise(values))
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0, nan, inf], ids=str)
+def test_an_impossible_time_is_refused(seconds: float) -> None:
+    with pytest.raises(HarnessError, match="no positive times"):
+        spread(1.0, seconds, 3.0)
+
+
 @given(TIMES)
 def test_json_holds_all_of_it(samples: list[float]) -> None:
     found = Spread.of(samples)
-    assert Spread.from_json(found.to_json()) == found
+    assert from_json(Spread, to_json(found)) == found
 
 
 @pytest.mark.parametrize(

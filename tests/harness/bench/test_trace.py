@@ -18,7 +18,7 @@ def trace(tmp_path: Path) -> Path:
 def test_a_line_is_a_request(trace: Path) -> None:
     trace.write_text('{"prompt_tokens": 7, "prefix_tokens": 3, "arrival_seconds": 0.5}\n')
     assert read_trace(trace) == [
-        Request(prompt_tokens=7, prefix_tokens=3, arrival_seconds=0.5),
+        Request(prompt_tokens=7, prefix_tokens=3, arrival_seconds=0.0),
     ]
 
 
@@ -43,12 +43,36 @@ def test_requests_are_sorted_by_arrival_and_otherwise_stay_in_order(trace: Path)
     assert [request.prompt_tokens for request in read_trace(trace)] == [4, 2, 1, 3]
 
 
+@pytest.mark.parametrize("begin", ["0", "1e300", "1.7e9"], ids=["zero", "huge", "unix-time"])
+def test_arrivals_count_from_the_first_whatever_the_clock(trace: Path, begin: str) -> None:
+    trace.write_text(f'{{"prompt_tokens": 5, "arrival_seconds": {begin}}}')
+    workload = trace_workload(trace, token_budget=16, max_requests=4)
+    assert workload.time_to_first_token([0.25]) == {0: 0.25}
+
+
+def test_a_trace_that_spans_ages_is_refused_with_its_line(trace: Path) -> None:
+    line = '{"prompt_tokens": 5, "arrival_seconds": 2e9}'
+    trace.write_text(f'{{"prompt_tokens": 5}}\n\n{line}\n')
+    with pytest.raises(HarnessError, match=r"line 3: arrival_seconds is 2000000000\.0.*at most"):
+        read_trace(trace)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_trace(trace: Path) -> None:
+    trace.write_bytes(b'\xef\xbb\xbf{"prompt_tokens": 7}')
+    assert read_trace(trace) == [Request(prompt_tokens=7)]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         pytest.param("{", "no JSON: .*expected", id="no-json"),
         pytest.param("[" * 100_000, "no JSON: .*expected", id="nested-too-deeply"),
         pytest.param('{"prompt_tokens": ' + "9" * 5000 + "}", "no JSON", id="too-many-digits"),
+        pytest.param(
+            '{"prompt_tokens": 7, "prompt_tokens": 8}',
+            'the key "prompt_tokens" is there twice',
+            id="twice",
+        ),
         pytest.param("[7]", r"found \[7\], expected", id="no-object"),
         pytest.param("7", "found 7, expected", id="number"),
         pytest.param("{}", r"found \{\}, expected", id="no-prompt"),
@@ -139,7 +163,7 @@ def test_a_trace_is_packed_into_batches_with_its_arrivals(trace: Path) -> None:
         Step(requests=((0, 4),)),
         Step(requests=((1, 6),)),
     )
-    assert workload.arrivals == {0: 0.5, 1: 1.0}
+    assert workload.arrivals == {0: 0.0, 1: 0.5}
 
 
 def test_a_trace_is_named_after_its_file(trace: Path) -> None:

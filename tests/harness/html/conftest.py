@@ -1,6 +1,7 @@
 """Runs that look like real ones. All numbers are made up, to have something to draw."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import log2
@@ -25,6 +26,7 @@ from bcg_harness.bench.record import (
     WorkloadRecord,
 )
 from bcg_harness.bench.spread import Speedup, Spread
+from bcg_harness.html.page import Source, compare_sources, render_page, view_runs
 
 BACKENDS = {
     "sdpa": 1.5,
@@ -44,6 +46,7 @@ FULL_GRAPH = "flashinfer[kernel=fa2]"
 OWN_ATTENTION = "transformers_eager"
 LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048)
 LAYERS = 16
+TOO_LONG = "more tokens than the largest bucket (2048)"
 NOT_DECLARED = "supports_full_graph: the backend does not declare it"
 WRONG = "attention differs from its reference: error 3.1e-01, budget 8.0e-03"
 
@@ -92,6 +95,8 @@ def measured(backend: str, mode: str, workload: WorkloadRecord, random: Random) 
         for step in workload.steps
     )
     graph = mode in ("breakable", "full")
+    replays = graph or mode == "compile_piecewise"
+    held = all(sum(new for _, new in step) <= LADDER[-1] for step in workload.steps)
     return Cell(
         backend=backend,
         mode=mode,
@@ -105,7 +110,7 @@ def measured(backend: str, mode: str, workload: WorkloadRecord, random: Random) 
         device=DeviceTime(busy=median * 0.7, gap=median * 0.3, launches=33 if graph else 290, kernels=290),
         real_tokens=total,
         padded_tokens=padded if graph or mode == "padded_eager" else total,
-        served={f"bucket {padded}" if graph and padded <= LADDER[-1] else "eager": 50},
+        served={(f"bucket {padded}" if held else TOO_LONG) if replays else mode: 50},
         peak_memory=int(4.2 * 2**30) + padded * 200_000,
     )  # fmt: skip
 
@@ -278,6 +283,36 @@ def brief(recorded: BenchReport) -> BenchReport:
     """Return a run of one backend, which is drawn quickly."""
     cells = tuple(cell for cell in recorded.cells if cell.backend == "sdpa")
     return replace(recorded, cells=cells, timelines=recorded.timelines[:1])
+
+
+@pytest.fixture(scope="package")
+def render() -> Callable[..., str]:
+    """Return a function that makes a page of runs, whose files are run0.json, run1.json, ..."""
+
+    def render_all(*reports: BenchReport) -> str:
+        sources = [
+            Source(name=f"run{number}.json", report=report) for number, report in enumerate(reports)
+        ]
+        return render_page(*view_runs(sources), compare_sources(sources))
+
+    return render_all
+
+
+@pytest.fixture(scope="package")
+def page(render: Callable[..., str], recorded: BenchReport) -> str:
+    """Return the page of a run on a GPU."""
+    return render(recorded)
+
+
+@pytest.fixture(scope="package")
+def read() -> Callable[[str], str]:
+    """Return a function that returns what a reader sees of a page."""
+
+    def text_of(page: str) -> str:
+        body = re.sub(r"<(style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
+        return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))
+
+    return text_of
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from bcg_harness.bench.record import NO_BACKEND, BenchReport, Span, Status
 from bcg_harness.bench.spread import Speedup, Verdict
 from bcg_harness.errors import HarnessError
 from bcg_harness.html.buckets import bucket_chart, ladder_of, padding_by_bucket
-from bcg_harness.html.chart import Chart
+from bcg_harness.html.chart import Area, Chart
 from bcg_harness.html.heatmap import heat_map
 from bcg_harness.html.latency import latency_chart
 from bcg_harness.html.palette import DARK, HEAT_STEPS, LIGHT, PAGE, heat_step, mode_styles
@@ -200,3 +200,18 @@ def test_settings_of_matplotlib_are_put_back(charts: dict[str, Chart], tmp_path:
         before = dict(matplotlib.rcParams)
         panel_svg(charts["setup"].panels[0], salt="a")
         assert dict(matplotlib.rcParams) == before
+
+
+def test_kinds_of_bars_of_the_host_differ_in_more_than_colour(recorded: BenchReport) -> None:
+    from matplotlib.figure import Figure
+
+    panel = timeline_charts(recorded)[0].panels[0]
+    figure = Figure(figsize=(16, 3), dpi=72)
+    area = Area(figure=figure, palette=LIGHT, left=0, top=0, width=panel.width, height=panel.height)
+    panel.draw(area)
+    heights = {
+        patch.get_facecolor(): round(patch.get_path().get_extents().height, 2)
+        for patch in figure.axes[0].patches
+        if patch.get_path().get_extents().y0 < 1
+    }
+    assert sorted(heights.values()) == [0.46, 0.66, 0.86]

@@ -108,6 +108,41 @@ def test_a_file_that_cannot_be_used_is_named(
     assert words in result.output
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        pytest.param(("cells", 0, "latency", "median"), "fast", id="text-for-a-number"),
+        pytest.param(("cells", 0, "latency", "median"), 0, id="no-time-at-all"),
+        pytest.param(("cells", 0, "status"), "fine", id="status"),
+        pytest.param(("environment",), [], id="environment"),
+        pytest.param(("model",), None, id="model"),
+        pytest.param(("setups", 0, "buckets", 0, "bucket"), "16", id="bucket"),
+    ],
+)
+def test_a_value_that_was_edited_to_nonsense_is_named(
+    bcg: Callable[..., Result], quick: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    content = json.loads(quick.read_text(encoding="utf-8"))
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    quick.write_text(json.dumps(content), encoding="utf-8")
+    result = bcg(quick, "--no-pictures")
+    assert result.exit_code == 2
+    assert "out.json: damaged result of bcg bench" in result.stderr
+    assert str(place[0]) in result.stderr
+
+
+@pytest.mark.parametrize("key", ["environment", "model", "settings"])
+def test_a_context_that_says_nothing_is_unknown(
+    bcg: Callable[..., Result], quick: Path, key: str
+) -> None:
+    content = {**json.loads(quick.read_text(encoding="utf-8")), key: {}}
+    quick.write_text(json.dumps(content), encoding="utf-8")
+    assert bcg(quick, "--no-pictures").exit_code == 0
+
+
 def test_a_missing_file_is_named(bcg: Callable[..., Result], tmp_path: Path) -> None:
     result = bcg(tmp_path / "none.json")
     assert result.exit_code == 2
@@ -126,6 +161,49 @@ def test_a_folder_that_cannot_be_made_is_named(bcg: Callable[..., Result], quick
     result = bcg(quick, "--png", quick / "charts")
     assert result.exit_code == 2
     assert "cannot make the folder" in result.output
+
+
+@pytest.mark.parametrize("place", ["old.png", "old.png/charts"])
+def test_pictures_that_cannot_be_put_are_refused_before_the_page_is_written(
+    bcg: Callable[..., Result], quick: Path, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "old.png").touch()
+    result = bcg(quick, "--png", tmp_path / place)
+    assert result.exit_code == 2
+    assert "give --png a folder" in result.output
+    assert not quick.with_suffix(".html").exists()
+
+
+def test_a_folder_for_no_pictures_is_refused(bcg: Callable[..., Result], quick: Path) -> None:
+    result = bcg(quick, "--png", quick.parent / "charts", "--no-pictures")
+    assert result.exit_code == 2
+    assert "leave one of them out" in result.output
+    assert not quick.with_suffix(".html").exists()
+
+
+def test_the_same_file_twice_has_two_names(bcg: Callable[..., Result], quick: Path) -> None:
+    result = bcg(quick, quick, "--no-pictures")
+    assert f"{quick} (#2) against {quick} (#1): no median moved" in result.output
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(
+    bcg: Callable[..., Result], brief: BenchReport, save: Save, tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = save(brief, "a/out.json"), save(brief, "b/out.json")
+    result = bcg(first, second, "--no-pictures")
+    assert f"{second} against {first}: no median moved" in result.output
+
+
+def test_times_without_a_check_make_no_page(
+    bcg: Callable[..., Result], brief: BenchReport, save: Save
+) -> None:
+    path = save(replace(brief, cells=(replace(brief.cells[0], check=None),)))
+    result = bcg(path, "--no-pictures")
+    assert result.exit_code == 2
+    assert "out.json: eager, sdpa, single-16: has times, but" in result.output
+    assert not path.with_suffix(".html").exists()
 
 
 def test_a_result_is_not_overwritten(bcg: Callable[..., Result], quick: Path) -> None:

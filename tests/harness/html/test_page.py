@@ -19,32 +19,10 @@ from bcg_harness.bench.record import (
     Timeline,
 )
 from bcg_harness.bench.spread import Speedup, Spread, Verdict
-from bcg_harness.html.page import Source, compare_sources, render_page, view_runs
+from bcg_harness.errors import HarnessError
 from bcg_harness.html.palette import DARK, LIGHT
 
 Render = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def render() -> Render:
-    def render_all(*reports: BenchReport) -> str:
-        sources = [
-            Source(name=f"run{number}.json", report=report) for number, report in enumerate(reports)
-        ]
-        return render_page(*view_runs(sources), compare_sources(sources))
-
-    return render_all
-
-
-@pytest.fixture(scope="module")
-def page(render: Render, recorded: BenchReport) -> str:
-    return render(recorded)
-
-
-def text_of(page: str) -> str:
-    """Return what a reader sees."""
-    body = re.sub(r"<(style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))
 
 
 def test_nothing_is_loaded_from_anywhere(page: str) -> None:
@@ -117,7 +95,9 @@ def test_the_context_is_on_the_page(page: str, words: str) -> None:
     assert words in page
 
 
-def test_all_measures_of_a_cell_are_in_the_table(render: Render, brief: BenchReport) -> None:
+def test_all_measures_of_a_cell_are_in_the_table(
+    render: Render, read: Callable[[str], str], brief: BenchReport
+) -> None:
     cell = Cell(
         backend="sdpa",
         mode="breakable",
@@ -139,7 +119,7 @@ def test_all_measures_of_a_cell_are_in_the_table(render: Render, brief: BenchRep
         "breakable 1.234 1.500 0.100 2.50× faster 2.100 2.200 0.700 33 0.900 0.334 1,234 25.0 % 9,724 3.00 3.2e-03 "
         "8.1e-03"
     )
-    assert expected in text_of(row)
+    assert expected in read(row)
 
 
 def test_the_headline_says_how_many_backends_gain_how_much(page: str) -> None:
@@ -150,8 +130,47 @@ def test_the_headline_says_how_many_backends_gain_how_much(page: str) -> None:
     )
 
 
-def test_a_replay_that_had_no_bucket_is_remarked_on(page: str) -> None:
-    assert page.count("no bucket: ran without a graph") == 5
+def test_a_gap_below_zero_is_a_dash(
+    render: Render, read: Callable[[str], str], brief: BenchReport
+) -> None:
+    negative = DeviceTime(busy=0.7777, gap=-0.0123, launches=1, kernels=1)
+    cell = replace(brief.cells[0], device=negative)
+    text = read(render(replace(brief, cells=(cell,))))
+    assert "777.700 – 1 " in text
+    assert "-12.3" not in text
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        pytest.param(None, "was never checked", id="none"),
+        pytest.param(
+            CheckSummary(error=0.02, budget=0.01, what="x"), "error of 2.0e-02", id="over-budget"
+        ),
+        pytest.param(
+            CheckSummary(error=float("nan"), budget=0.01, what="x"), "error of nan", id="nan"
+        ),
+    ],
+)
+def test_times_without_a_passed_check_are_refused(
+    render: Render, brief: BenchReport, check: CheckSummary | None, words: str
+) -> None:
+    cells = (replace(brief.cells[0], check=check), *brief.cells[1:])
+    with pytest.raises(HarnessError, match=rf"run0\.json: eager, sdpa, single-16: .*{words}"):
+        render(replace(brief, cells=cells))
+
+
+def test_titles_that_repeat_have_the_file_in_them(render: Render, brief: BenchReport) -> None:
+    page = render(brief, brief)
+    titles = re.findall(r"<h2 id=\"run-\d-title\">(.*?)</h2>", page)
+    assert titles == [
+        "llama-1b on Example GPU 80GB (run0.json)",
+        "llama-1b on Example GPU 80GB (run1.json)",
+    ]
+
+
+def test_a_title_of_its_own_needs_no_file(page: str) -> None:
+    assert 'title">llama-1b on Example GPU 80GB</h2>' in page
 
 
 def test_a_run_of_the_emulator_is_loud_about_it(render: Render, brief: BenchReport) -> None:
@@ -277,4 +296,4 @@ def test_a_run_may_lack(render: Render, brief: BenchReport, change: dict[str, An
 def test_a_run_without_breakable_has_no_headline(render: Render, brief: BenchReport) -> None:
     cells = tuple(cell for cell in brief.cells if cell.mode == "eager")
     page = render(replace(brief, cells=cells))
-    assert "Breakable was not measured against eager in this run." in page
+    assert "No replay of breakable was measured against eager in this run." in page

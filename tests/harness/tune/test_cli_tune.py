@@ -51,7 +51,9 @@ def test_the_best_ladder_is_printed(tune: Callable[..., Result], lengths: Path) 
 
 def test_other_ladders_stand_beside_it(tune: Callable[..., Result], lengths: Path) -> None:
     output = tune("--lengths", lengths).output
-    rows = [line.split()[0] for line in output.splitlines() if " ms" not in line and "%" in line]
+    rows = [
+        line.split()[0] for line in output.splitlines() if "%" in line and "batches" not in line
+    ]
     assert rows == ["proposed", "default", "one", "eager"]
     assert "default: costs of" in output
     assert "are interpolated between measured ones" in output
@@ -77,20 +79,20 @@ def test_the_batches_are_summarised(tune: Callable[..., Result], lengths: Path) 
 
 
 @pytest.mark.parametrize(
-    ("budget", "ladder"),
+    ("budget", "ladder", "broken"),
     [
-        pytest.param(["--memory-budget", "17"], "16,64", id="memory"),
-        pytest.param(["--memory-budget", "16.9"], "16", id="memory-fraction"),
-        pytest.param(["--start-up-budget", "1.5"], "16", id="start-up"),
-        pytest.param(["--max-buckets", "2"], "16,64", id="buckets"),
+        pytest.param(["--memory-budget", "17"], "16,64", "too much graph memory", id="memory"),
+        pytest.param(["--memory-budget", "16.9"], "16", "too much graph memory", id="fraction"),
+        pytest.param(["--start-up-budget", "1.5"], "16", "start-up takes too long", id="start-up"),
+        pytest.param(["--max-buckets", "2"], "16,64", "too many buckets", id="buckets"),
     ],
 )
-def test_budgets_are_kept(
-    tune: Callable[..., Result], lengths: Path, budget: list[str], ladder: str
+def test_budgets_are_kept_and_the_default_ladder_says_which_it_breaks(
+    tune: Callable[..., Result], lengths: Path, budget: list[str], ladder: str, broken: str
 ) -> None:
     output = tune("--lengths", lengths, *budget).output
     assert f"buckets: {ladder}\n" in output
-    assert "default: over budget" in output
+    assert f"default: over budget: {broken}\n" in output
 
 
 def test_a_step_considers_buckets_that_were_not_measured(
@@ -107,6 +109,29 @@ def test_batches_beyond_what_was_measured_are_pointed_out(
     (tmp_path / "long.txt").write_text("10 3\n1000\n")
     output = tune("--lengths", tmp_path / "long.txt").output
     assert "25.0% of the batches have more tokens than the largest measured bucket (256)" in output
+
+
+def test_batches_below_what_was_measured_are_pointed_out(
+    tune: Callable[..., Result], lengths: Path
+) -> None:
+    output = tune("--lengths", lengths).output
+    assert "66.7% of the batches have fewer tokens than the smallest measured bucket (16)" in output
+    assert "buckets are extrapolated from larger ones" in output
+
+
+def test_one_of_something_is_no_plural(tune: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("100\n")
+    output = tune("--lengths", tmp_path / "one.txt", "--step", "100").output
+    assert "1 batch, 1 different token count, 100.0 tokens" in output
+    assert "costs of 1 of 1 bucket are interpolated" in output
+
+
+def test_without_budgets_none_is_spoken_of(
+    cost: MakeCost, costs_file: Callable[..., Path], tune: Callable[..., Result], lengths: Path
+) -> None:
+    costs_file(cost(16, replay=1.0, eager=0.1))
+    output = tune("--lengths", lengths).output
+    assert "no ladder is faster than eager prefill\n" in output
 
 
 # Where batches come from
@@ -172,6 +197,32 @@ def test_json_holds_all_ladders_and_the_context(
     assert list(raw["ladders"]) == ["proposed", "default", "one bucket", "eager"]
 
 
+def test_an_infinite_budget_is_written_as_none(
+    tune: Callable[..., Result], lengths: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.json"
+    assert tune("--lengths", lengths, "--memory-budget", "inf", "--json", path).exit_code == 0
+    assert json.loads(path.read_text())["budgets"]["memory_bytes"] is None
+
+
+def test_two_files_under_one_path_are_refused(
+    tune: Callable[..., Result], lengths: Path, tmp_path: Path
+) -> None:
+    paths = ["--output", tmp_path / "out.json", "--json", tmp_path / "a" / ".." / "out.json"]
+    result = tune("--lengths", lengths, *paths)
+    assert result.exit_code == 2
+    assert "--output and --json both name" in result.stderr
+
+
+def test_a_trace_that_the_measured_model_cannot_hold_is_refused(
+    tune: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "long.jsonl").write_text('{"prompt_tokens": 5, "prefix_tokens": 1000000}')
+    result = tune("--trace", tmp_path / "long.jsonl")
+    assert result.exit_code == 2
+    assert "has a request of 1000005 tokens" in result.stderr
+
+
 def test_without_a_ladder_nothing_is_written_and_the_exit_is_1(
     tune: Callable[..., Result], lengths: Path, tmp_path: Path
 ) -> None:
@@ -198,6 +249,8 @@ def test_without_a_ladder_and_nothing_to_write_the_exit_is_0(
     [
         pytest.param([], "nothing to tune for", id="no-batches"),
         pytest.param(["--workload", "chit-chat"], "no workload 'chit-chat'", id="workload"),
+        pytest.param(["--workload", "single-9999"], "context of the model", id="context"),
+        pytest.param(["--seed", "9" * 23], "seed", id="seed"),
         pytest.param(["--lengths", "nowhere.txt"], "nowhere.txt", id="lengths"),
         pytest.param(["--trace", "nowhere.jsonl"], "nowhere.jsonl", id="trace"),
         pytest.param(["--backend", "mosk"], "there are those of sdpa", id="backend"),

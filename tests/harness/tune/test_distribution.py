@@ -42,6 +42,7 @@ def test_lengths_are_read(tmp_path: Path, text: str, batches: list[tuple[int, fl
     [
         *("many", "1.5", "0", "-3", "1048577", "9" * 5000, '{"prompt_tokens": 3}'),
         *("10 x", "10 0", "10 -1", "10 nan", "10 inf", "10 1e13", "10 1 1"),
+        *("3_00", "10 1_0", "\u0663\u0660\u0660"),
     ],
     ids=lambda line: line[:10],
 )

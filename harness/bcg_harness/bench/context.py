@@ -1,0 +1,28 @@
+"""What a run says of hardware, software and model: for lines that every number carries."""
+
+from bcg_harness.bench.record import BenchReport
+
+UNKNOWN = "unknown"
+"""Stands for what a file does not say."""
+
+
+def is_emulated(report: BenchReport) -> bool:
+    """Tell whether the segments were recorded by the CPU emulator."""
+    return not str(report.environment.get("device", "")).startswith("cuda")
+
+
+def model_shape(report: BenchReport) -> str:
+    """Return the shape of the model in words."""
+    layers, width, heads, kv_heads, head_dim = (
+        report.model.get(key, "?")
+        for key in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")
+    )
+    return f"{layers} layers, D {width}, {heads}/{kv_heads} heads of {head_dim}"
+
+
+def versions(report: BenchReport) -> list[str]:
+    """Return torch and, where there is one, the driver, each with its version."""
+    found = [f"torch {report.libraries.get('torch', UNKNOWN)}"]
+    if driver := report.environment.get("driver"):
+        found.append(f"driver {driver}")
+    return found

@@ -1,0 +1,18 @@
+"""What each check stands for, in the words of a message to the author of a backend."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "bit_equal": "replay gives the bits that eager execution of the same padded shape gives",
+        "raw_shape": "replay gives, within a budget, what eager execution without padding gives",
+        "oracle": "each request gives, within a budget, what an independent Llama gives over its whole history",
+        "attention": "each layer's attention is, within a budget, what its definition gives on the same inputs",
+        "structure": "one break a layer, the expected bucket, one metadata for the live batch, real rows only",
+        "kv_isolation": "no slot of the KV cache changes but those of the batch's new tokens",
+        "padding": "padded rows are finite, and the backend leaves rows behind the real ones alone",
+        "one_pass": "a prompt in chunks gives, within a budget, what it gives in one pass",
+    }
+)
+"""What must hold, by the name of the check."""

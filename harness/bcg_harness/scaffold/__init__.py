@@ -1,0 +1,1 @@
+"""Write the project of a new plug-in: ``bcg new-backend NAME``."""

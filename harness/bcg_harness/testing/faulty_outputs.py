@@ -1,0 +1,176 @@
+"""Backends that do something else with their output than they should, or something unusual that does no harm.
+
+Shape letters: R real tokens, N query heads, K KV heads, H head dim.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bcg_core import PagedKVCache
+from bcg_harness.testing.mask_backend import MaskBackend
+
+
+class _Returns(MaskBackend):
+    """Attend into a tensor of its own, and return what ``result`` makes of it."""
+
+    def forward(
+        self,
+        q_RNH: Tensor,
+        k_RKH: Tensor,
+        v_RKH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: Tensor,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Leave ``out_RNH`` alone."""
+        assert out_RNH is not None
+        own_RNH = torch.empty_like(out_RNH)
+        super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, own_RNH)
+        return self.result(own_RNH, out_RNH)
+
+    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
+        """Return what the core is given."""
+        return own_RNH
+
+
+class IgnoresOut(_Returns):
+    """Declare that ``out`` is written, and return another tensor: no fault, the core copies and counts it."""
+
+    name: ClassVar[str] = "ignores-out"
+
+
+class ReturnsOffsetView(_Returns):
+    """Return a view that begins inside of a larger tensor: no fault, the core copies by shape and strides."""
+
+    name: ClassVar[str] = "returns-offset-view"
+
+    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
+        """Put the result between rows of NaN."""
+        nan = torch.full_like(own_RNH[:1], float("nan"))
+        return torch.cat([nan, own_RNH, nan])[1:-1]
+
+
+class ReturnsStrided(_Returns):
+    """Return the right shape over transposed memory: no fault, the core copies by shape and strides."""
+
+    name: ClassVar[str] = "returns-strided"
+
+    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
+        """Keep heads first in memory."""
+        return own_RNH.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+class ReturnsTransposed(_Returns):
+    """Return heads first, as kernels with another layout do."""
+
+    name: ClassVar[str] = "returns-transposed"
+
+    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
+        """Return ``[N, R, H]``."""
+        return own_RNH.transpose(0, 1)
+
+
+class ReturnsOtherDtype(_Returns):
+    """Return float64, as it was computed."""
+
+    name: ClassVar[str] = "returns-other-dtype"
+
+    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
+        """Widen the result."""
+        return own_RNH.double()
+
+
+class ReturnsOtherDevice(_Returns):
+    """Return a tensor on a device that the model is not on."""
+
+    name: ClassVar[str] = "returns-other-device"
+
+    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
+        """Keep the shape alone."""
+        return own_RNH.to("meta")
+
+
+class ReturnsPaddedRows(_Returns):
+    """Return as many rows as a larger batch would have."""
+
+    name: ClassVar[str] = "returns-padded-rows"
+
+    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
+        """Add a row."""
+        return torch.cat([own_RNH, own_RNH[:1]])
+
+
+class LeavesOutUnwritten(_Returns):
+    """Return ``out`` without having written it, as a kernel that gives up on a shape does."""
+
+    name: ClassVar[str] = "leaves-out-unwritten"
+
+    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
+        """Return what was given."""
+        return out_RNH
+
+
+class WritesNaNBehindRows(_Returns):
+    """Write the real rows, and NaN to all that follow in the memory of ``out``."""
+
+    name: ClassVar[str] = "writes-nan-behind-rows"
+
+    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
+        """Spoil the padded rows of the bucket and those beyond."""
+        stop = out_RNH.storage_offset() + out_RNH.numel()
+        everything = out_RNH.untyped_storage().nbytes() // out_RNH.element_size()
+        out_RNH.as_strided((everything - stop,), (1,), stop).fill_(float("nan"))
+        return out_RNH.copy_(own_RNH)
+
+
+class WritesLate(MaskBackend):
+    """Write a result when the next layer is asked for, as work on a stream that nobody waits for may."""
+
+    name: ClassVar[str] = "writes-late"
+    _late: tuple[Tensor, Tensor] | None = None
+
+    def forward(
+        self,
+        q_RNH: Tensor,
+        k_RKH: Tensor,
+        v_RKH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: Tensor,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Attend into a tensor of its own, and write that of the layer before."""
+        assert out_RNH is not None
+        own_RNH = torch.empty_like(out_RNH)
+        super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, own_RNH)
+        if self._late is not None:
+            target, value = self._late
+            target.copy_(value)
+        self._late = out_RNH, own_RNH
+        return out_RNH
+
+
+class RunsOnAnotherStream(MaskBackend):
+    """Attend on a stream of its own, late, and let nobody wait for it; on CUDA only."""
+
+    name: ClassVar[str] = "runs-on-another-stream"
+
+    def forward(
+        self,
+        q_RNH: Tensor,
+        k_RKH: Tensor,
+        v_RKH: Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: Tensor,
+        out_RNH: Tensor | None,
+    ) -> Tensor:
+        """Begin when the caller's stream is ready, and leave the end to chance."""
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)  # about 10 ms
+            return super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
