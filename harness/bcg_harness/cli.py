@@ -25,6 +25,29 @@ Buckets = Annotated[
         metavar="N,N,...|FILE.json",
     ),
 ]
+BackendsToCheck = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Backend to check, all its variants or one as in 'flash_attn[version=3]'; repeatable. Default: all.",
+        metavar="NAME",
+    ),
+]
+Device = Annotated[str, typer.Option(help="cpu (emulated graphs) or cuda.", metavar="NAME")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, bfloat16 or float16. Default: float32 on cpu, bfloat16 on cuda.",
+        metavar="NAME",
+    ),
+]
+PageSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens a KV page. Default: the smallest that all selected backends read in place.",
+        min=1,
+        metavar="N",
+    ),
+]
 TokenBudget = Annotated[
     int, typer.Option(help="Most new tokens of a batch in mixes and traces.", min=1, metavar="N")
 ]
@@ -61,16 +84,8 @@ def bcg(
 
 @app.command()
 def check(
-    backend: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Backend to check, all its variants or one as in 'flash_attn[version=3]'; repeatable. Default: all.",
-            metavar="NAME",
-        ),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu (emulated graphs) or cuda.", metavar="NAME")
-    ] = "cpu",
+    backend: BackendsToCheck = None,
+    device: Device = "cpu",
     model: Annotated[
         str,
         typer.Option(
@@ -79,13 +94,7 @@ def check(
             metavar="MODEL",
         ),
     ] = "tiny",
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, bfloat16 or float16. Default: float32 on cpu, bfloat16 on cuda.",
-            metavar="NAME",
-        ),
-    ] = None,
+    dtype: Dtype = None,
     buckets: Buckets = BUCKETS,
     case: Annotated[
         list[str] | None,
@@ -98,14 +107,7 @@ def check(
         Path | None,
         typer.Option(help="Prefill this text instead of random tokens.", metavar="FILE"),
     ] = None,
-    page_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens a KV page. Default: the smallest that all selected backends read in place.",
-            min=1,
-            metavar="N",
-        ),
-    ] = None,
+    page_size: PageSize = None,
     seed: Annotated[
         int, typer.Option(help="Of random weights and tokens.", min=0, max=2**63 - 1, metavar="N")
     ] = 0,
@@ -188,9 +190,7 @@ def bench(
             metavar="FILE.jsonl",
         ),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu (emulated graphs) or cuda.", metavar="NAME")
-    ] = "cpu",
+    device: Device = "cpu",
     model: Annotated[
         str,
         typer.Option(
@@ -199,13 +199,7 @@ def bench(
             metavar="MODEL",
         ),
     ] = "tiny",
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, bfloat16 or float16. Default: float32 on cpu, bfloat16 on cuda.",
-            metavar="NAME",
-        ),
-    ] = None,
+    dtype: Dtype = None,
     buckets: Annotated[
         str | None,
         typer.Option(
@@ -214,14 +208,7 @@ def bench(
             metavar="N,N,...|FILE.json",
         ),
     ] = None,
-    page_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens a KV page. Default: the smallest that all selected backends read in place.",
-            min=1,
-            metavar="N",
-        ),
-    ] = None,
+    page_size: PageSize = None,
     token_budget: TokenBudget = 2048,
     max_requests: MaxRequests = 64,
     seconds: Annotated[
@@ -476,16 +463,8 @@ def fuzz(
             metavar="N",
         ),
     ] = 0,
-    backend: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Backend to check, all its variants or one as in 'flash_attn[version=3]'; repeatable. Default: all.",
-            metavar="NAME",
-        ),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu (emulated graphs) or cuda.", metavar="NAME")
-    ] = "cpu",
+    backend: BackendsToCheck = None,
+    device: Device = "cpu",
     model: Annotated[
         str,
         typer.Option(
@@ -493,13 +472,7 @@ def fuzz(
             metavar="MODEL",
         ),
     ] = "tiny",
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, bfloat16 or float16. Default: float32 on cpu, bfloat16 on cuda.",
-            metavar="NAME",
-        ),
-    ] = None,
+    dtype: Dtype = None,
     buckets: Annotated[
         str | None,
         typer.Option(
