@@ -35,7 +35,7 @@ class Capabilities:
         cached_prefix: takes requests that have cached tokens before the new ones.
         ignores_foreign_nan: NaN in cache slots that hold none of a request's tokens never reaches its result. The
             core's cache is finite everywhere; this says that a backend does not depend on it.
-        supports_out: writes its result into ``out``; otherwise the core copies, and counts it.
+        supports_out: writes its result into ``out`` and returns that tensor; otherwise the core copies, and counts it.
         needs_host_plan: plans on the host for each batch, so a batch costs more than its launches.
         supports_full_graph: its ``forward`` may itself be captured, with what ``full_graph_metadata`` returns.
         deterministic: the same call gives the same bits.
@@ -128,10 +128,10 @@ class AttentionBackend(ABC):
 
     @classmethod
     def expected_failures(cls) -> Mapping[str, str]:
-        """Return what is known to fail in the conformance kit: from pattern to reason, empty by default.
+        """Return what is known to fail in the conformance kit and ``bcg check``: from pattern to reason, default none.
 
         A pattern is matched, as in ``fnmatch``, against ``check-case``: ``raw_shape-*`` is one check in every case. A
-        reason tells a user what does not work, and until when. A pattern whose tests all pass makes the kit fail.
+        reason tells a user what does not work, and until when. A pattern whose tests all pass makes both fail.
         """
         return {}
 
@@ -139,7 +139,9 @@ class AttentionBackend(ABC):
     def init_forward_metadata(self, batch: PrefillBatch) -> Metadata:
         """Prepare for the live, unpadded ``batch``; called once per forward, before its first segment.
 
-        May plan on the host. Never called without requests. The result is passed to every layer's ``forward``.
+        May plan on the host. Never called without requests. The result is passed to every layer's ``forward``, and that
+        alone says what to compute. It stays valid while one more batch is prepared and attended to, so that two may be
+        in flight at once, and whatever other instances of the class do.
         """
 
     def init_bucket_metadata(self, bucket: int) -> Metadata | None:
@@ -152,6 +154,7 @@ class AttentionBackend(ABC):
     def update_bucket_metadata(self, metadata: Metadata | None, batch: PrefillBatch) -> Metadata:
         """Refresh the bucket's ``metadata`` in place for ``batch`` before a replay, and return what to pass on.
 
+        What it returns is valid until the next call for the same bucket.
         The default prepares anew through ``init_forward_metadata``.
         """
         return self.init_forward_metadata(batch)

@@ -71,7 +71,7 @@ class CUDASegmentEngine(SegmentEngine):
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Synchronise, switch to the capture stream and hold garbage collection off.
+        """Synchronise, switch to the capture stream, and so to its device, and hold garbage collection off.
 
         The caller's stream is ordered after it: breaks ran there.
         """

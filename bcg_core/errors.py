@@ -29,6 +29,13 @@ An exception raised by user code (a break, a model, a backend) reaches the calle
 note that says where it happened.
 """
 
+PASSED_ON = (KeyboardInterrupt, GeneratorExit)
+"""What ends a run or a generator, whoever's code it meets.
+
+Whatever else comes out of a plug-in is its fault: also what derives from BaseException alone, such as SystemExit or the
+skips of pytest.
+"""
+
 
 class BcgError(Exception):
     """Be the base of every error this project raises on purpose."""
@@ -67,11 +74,13 @@ class BackendError(BcgError):
 
     Attributes:
         backend: the name of the backend, as registered or as asked for.
+        reason: what is wrong, without the name.
     """
 
     def __init__(self, backend: str, message: str) -> None:
         super().__init__(f"attention backend {backend!r}: {message}")
         self.backend = backend
+        self.reason = message
 
 
 class UnknownBackendError(BackendError, LookupError):

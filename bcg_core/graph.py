@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from bcg_core.breaks import BreakRecorder, active_recorder
+from bcg_core.current_device import on_device
 from bcg_core.engine import Segment, SegmentEngine
 from bcg_core.errors import CaptureError, NestedCaptureError
 from bcg_core.notes import add_note, noting
@@ -39,8 +40,9 @@ class RecordedBreak:
 class BreakableCUDAGraph:
     """Hold segments and breaks in the order of their capture, and replay them.
 
-    Fill it with ``BreakableCUDAGraphCapture``. Replays run on the caller's current stream, do not synchronise, and must
-    not overlap with replays of another graph of the same engine, as both use the engine's memory pool.
+    Fill it with ``BreakableCUDAGraphCapture``. Replays run on the caller's current stream of the engine's device, which
+    is the current device of every break, as at capture. They do not synchronise, and must not overlap with replays of
+    another graph of the same engine, as both use the engine's memory pool.
 
     Attributes:
         engine: what records the segments.
@@ -68,11 +70,16 @@ class BreakableCUDAGraph:
         self._steps = tuple(steps)
 
     def replay(self) -> None:
-        """Run all segments and breaks in order.
+        """Run all segments and breaks in order, while the engine's device is the current one.
 
         Raises CaptureError before anything was captured, NestedCaptureError inside a capture, and whatever a break
         raises; after that the graph can be replayed again.
         """
+        with on_device(self.engine.device):
+            self.replay_here()
+
+    def replay_here(self) -> None:
+        """Do what ``replay`` does where the engine's device is the current one already, as it is in a prefill."""
         if not self._steps:
             raise CaptureError("nothing to replay: capture into this graph first")
         if active_recorder.get() is not None:

@@ -4,6 +4,7 @@ A distribution registers a backend class under any name in the entry-point group
 the names loads nothing; a broken entry point is an error for its own name only.
 """
 
+import re
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
@@ -13,7 +14,9 @@ from typing import Any
 import torch
 
 from bcg_core.backend import AttentionBackend, Capabilities
+from bcg_core.current_device import on_device
 from bcg_core.errors import (
+    PASSED_ON,
     BackendLoadError,
     BackendOptionError,
     BackendUnavailableError,
@@ -24,6 +27,9 @@ from bcg_core.errors import (
 from bcg_core.spec import AttentionSpec, BackendLimits
 
 ENTRY_POINT_GROUP = "bcg.attention_backends"
+
+_PLAIN = re.compile(r"[\w.:-]+")
+"""Names that can be told from options, and from a list; a class that nobody registers goes by ``module:Class``."""
 
 
 class BackendRegistry:
@@ -56,30 +62,30 @@ class BackendRegistry:
                 name, f"registered by {owners}: uninstall one of them, or rename its entry point"
             )
         point = points[0]
+        what = _described(point)
+        if not _PLAIN.fullmatch(name):
+            raise BackendLoadError(
+                name, f"{what} needs another name: letters, digits, '-', '_' and '.' are possible"
+            )
         try:
             loaded = point.load()
-        except (Exception, SystemExit) as error:
+        except PASSED_ON:
+            raise
+        except BaseException as error:
             raise BackendLoadError(
-                name, f"entry point {point.value!r} of {_owner(point)} failed to load: {error!r}"
+                name, f"{what} failed to load: {type(error).__name__}: {error}"
             ) from error
         if not (isinstance(loaded, type) and issubclass(loaded, AttentionBackend)):
-            raise BackendLoadError(
-                name,
-                f"entry point {point.value!r} of {_owner(point)} is no AttentionBackend subclass",
-            )
-        undefined = [what for what in ("name", "capabilities") if not hasattr(loaded, what)]
+            raise BackendLoadError(name, f"{what} is no AttentionBackend subclass")
+        undefined = [field for field in ("name", "capabilities") if not hasattr(loaded, field)]
         if "select" not in vars(loaded):  # a class that selects others may itself be abstract
             undefined += sorted(loaded.__abstractmethods__)
         if undefined:
-            raise BackendLoadError(
-                name,
-                f"entry point {point.value!r} of {_owner(point)} does not define {', '.join(undefined)}",
-            )
+            raise BackendLoadError(name, f"{what} does not define {', '.join(undefined)}")
         if not isinstance(loaded.capabilities, Capabilities):
             raise BackendLoadError(
                 name,
-                f"entry point {point.value!r} of {_owner(point)} has capabilities that are no Capabilities: "
-                f"{loaded.capabilities!r}",
+                f"{what} has capabilities that are no Capabilities: {loaded.capabilities!r}",
             )
         return loaded
 
@@ -92,6 +98,8 @@ class BackendRegistry:
         **options: Any,
     ) -> AttentionBackend:
         """Make the backend called ``name`` for ``spec``, passing ``options`` to its constructor.
+
+        ``device`` is the current one meanwhile.
 
         Raises, besides what ``load`` raises, BackendUnavailableError with the install hint, UnsupportedSpecError naming
         the limit, and BackendOptionError for options the backend does not take.
@@ -110,6 +118,38 @@ def create_backend(
     return _create(backend.name, backend, spec, limits, device, options)
 
 
+def select_class(
+    asked: str, backend: type[AttentionBackend], options: Mapping[str, Any]
+) -> tuple[type[AttentionBackend], dict[str, Any]]:
+    """Return the class that serves ``options``, with the options left for its constructor, and make nothing.
+
+    Raises BackendOptionError, under the name ``asked``, for options that the backend does not take.
+    """
+    try:
+        selected, left = backend.select(options)
+    except BackendOptionError as error:
+        if error.backend != asked:
+            error.add_note(f"asked for as {asked!r}")
+        raise
+    spec = limits = device = None  # only names are compared
+    taken = signature(selected)
+    try:
+        taken.bind(spec, limits, device, **left)
+    except TypeError as error:
+        given = f"options {sorted(left)}" if left else "no options"
+        raise BackendOptionError(
+            asked,
+            f"{_which(asked, selected)}{given}: {error}; a backend is made with (spec, limits, device, **options), and "
+            f"{selected.__name__} takes {taken}",
+        ) from error
+    return selected, left
+
+
+def _which(asked: str, backend: type[AttentionBackend]) -> str:
+    """Begin a message with the class, where errors carry another name: that which was asked for."""
+    return "" if backend.name == asked else f"{backend.name}: "
+
+
 def _create(
     asked: str,
     backend: type[AttentionBackend],
@@ -118,25 +158,16 @@ def _create(
     device: torch.device,
     options: Mapping[str, Any],
 ) -> AttentionBackend:
-    try:
-        backend, left = backend.select(options)
-    except BackendOptionError as error:
-        if error.backend != asked:
-            error.add_note(f"asked for as {asked!r}")
-        raise
-    # Errors carry the name that was asked for, which need not be that of the class that serves it.
-    which = "" if backend.name == asked else f"{backend.name}: "
+    backend, left = select_class(asked, backend, options)
+    which = _which(asked, backend)
     missing = backend.unavailable()
     if missing is not None:
         raise BackendUnavailableError(asked, which + missing)
     reason = backend.unsupported(spec, device)
     if reason is not None:
         raise UnsupportedSpecError(asked, which + reason)
-    try:
-        signature(backend).bind(spec, limits, device, **left)
-    except TypeError as error:
-        raise BackendOptionError(asked, f"{which}options {sorted(left)}: {error}") from error
-    return backend(spec, limits, device, **left)
+    with on_device(device):
+        return backend(spec, limits, device, **left)
 
 
 def _installed() -> dict[str, list[EntryPoint]]:
@@ -148,3 +179,10 @@ def _installed() -> dict[str, list[EntryPoint]]:
 
 def _owner(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "an unknown distribution"
+
+
+def _described(point: EntryPoint) -> str:
+    """Say what ``point`` is: of an installed distribution, or a class that somebody named."""
+    if point.dist is None:
+        return f"class {point.value!r}, which no distribution registers,"
+    return f"entry point {point.value!r} of {_owner(point)}"

@@ -15,6 +15,7 @@ from bcg_core.backend import AttentionBackend, Metadata
 from bcg_core.batch import PrefillBatch
 from bcg_core.buckets import Admission, TokenBuckets
 from bcg_core.context import ForwardContext, Phase
+from bcg_core.current_device import on_device
 from bcg_core.engine import SegmentEngine, engine_for
 from bcg_core.errors import CaptureError, UnsupportedSpecError
 from bcg_core.garbage import no_garbage_collection
@@ -31,7 +32,13 @@ from bcg_core.results import (
     PrefillResult,
     RunnerStats,
 )
-from bcg_core.runner_checks import as_mode, check_batch, check_cache, check_not_capturing
+from bcg_core.runner_checks import (
+    as_mode,
+    check_batch,
+    check_cache,
+    check_engine,
+    check_not_capturing,
+)
 from bcg_core.spec import AttentionSpec, BackendLimits
 from bcg_core.workspace import StaticInputs, Workspace
 
@@ -48,7 +55,8 @@ class PrefillRunner:
     """Serve prefill batches of one model with one attention backend at a time.
 
     Attention is outside the segments, so ``use_backend`` switches backends between calls without a new capture. One
-    call at a time; results are valid until the next one. ``full_graph`` is there for comparison.
+    call at a time; results are valid until the next one. Everything runs on the KV cache's device, whichever device is
+    current for the caller. ``full_graph`` is there for comparison.
 
     Args:
         model: what to run; its weights are read at the addresses they have at capture.
@@ -56,12 +64,12 @@ class PrefillRunner:
         backend: a backend, or the registered name of one, which is then made with ``backend_options``.
         buckets: token counts to capture; default is a ladder up to 2048 tokens or the KV cache's size.
         max_requests: most requests of a batch.
-        engine: records the segments; default is the one for the model's device.
+        engine: records the segments; default is the one for the KV cache's device.
         full_graph: capture one graph a bucket, attention included, for backends that support it; graphs then belong to
             the backend that was captured.
 
     Raises KVCacheError for a cache that does not fit the model, BucketError for buckets that make no ladder, ValueError
-    for less than one request, and what ``BackendRegistry.create`` raises for a backend.
+    for less than one request or an engine of another device, and what ``BackendRegistry.create`` raises for a backend.
 
     Attributes:
         context: what segments and breaks share.
@@ -99,16 +107,19 @@ class PrefillRunner:
             max_context=min(model.spec.max_positions, slots),
             num_pages=kv_cache.num_pages,
         )
-        self.engine = engine or engine_for(model.spec.device)
+        self.engine = engine or engine_for(kv_cache.device)
+        check_engine(self.engine, kv_cache)
         self.full_graph = full_graph
         self.context = ForwardContext(kv_cache)
-        self.workspace = Workspace(model.spec, self.buckets[-1])
         self.graphs: dict[int, BreakableCUDAGraph] = {}
         self.stats = RunnerStats()
         self._captured: TokenBuckets | None = None
         self._prepared = PreparedBackends(self.limits, kv_cache)
         self._full_metadata: dict[int, Metadata] = {}
-        self._backend = self._resolve(backend, backend_options or {})
+        self._held_bytes = 0
+        with on_device(kv_cache.device):
+            self.workspace = Workspace(model.spec, self.buckets[-1])
+            self._backend = self._resolve(backend, backend_options or {})
 
     @property
     def backend(self) -> AttentionBackend:
@@ -126,9 +137,10 @@ class PrefillRunner:
                 f"the captured graphs hold the attention of backend {self._backend.name!r}: call release(), switch, "
                 "then capture again"
             )
-        resolved = self._resolve(backend, options)
-        if self.graphs:
-            self._prepared.add(resolved, self.graphs, self.workspace.boundary)
+        with on_device(self.kv_cache.device):
+            resolved = self._resolve(backend, options)
+            if self.graphs:
+                self._prepared.add(resolved, self.graphs, self.workspace.boundary)
         self._backend = resolved
         return resolved
 
@@ -142,9 +154,7 @@ class PrefillRunner:
                     backend.name, f"made for {backend.spec}, but this runner needs {spec}"
                 )
             return backend
-        return BackendRegistry().create(
-            backend, spec, self.limits, self.model.spec.device, **options
-        )
+        return BackendRegistry().create(backend, spec, self.limits, self.kv_cache.device, **options)
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
@@ -163,7 +173,10 @@ class PrefillRunner:
         if self.graphs:
             raise CaptureError("this runner has captured already: call release() first")
         report = progress or (lambda done, total: None)
-        sizes = sorted(self.buckets, reverse=True)
+        with on_device(self.kv_cache.device):
+            return self._capture_all(sorted(self.buckets, reverse=True), report)
+
+    def _capture_all(self, sizes: list[int], report: Progress) -> CaptureReport:
         started = perf_counter()
         failed: dict[int, str] = {}
         if self.full_graph:
@@ -177,12 +190,15 @@ class PrefillRunner:
         warmed = perf_counter()
         graphs: dict[int, BreakableCUDAGraph] = {}
         captured: list[CapturedBucket] = []
+        self._growth()
         with no_garbage_collection():
             for done, size in enumerate(sizes):
                 if size not in failed:
                     with _attempting("at capture of", size, failed):
                         graphs[size], bucket = self._capture_bucket(size)
                         captured.append(bucket)
+                    if size in failed:
+                        self._growth()  # what a failure left is not counted for the next bucket
                 report(len(sizes) + done + 1, 2 * len(sizes))
         if graphs:
             self._prepared.add(self._backend, graphs, self.workspace.boundary)
@@ -192,11 +208,10 @@ class PrefillRunner:
             buckets=tuple(captured),
             failed=failed,
             warm_up_seconds=warmed - started,
-            memory_bytes=self.engine.memory_bytes(),
+            memory_bytes=self._held_bytes,
         )
 
     def _capture_bucket(self, size: int) -> tuple[BreakableCUDAGraph, CapturedBucket]:
-        held = self.engine.memory_bytes()
         begun = perf_counter()
         graph = BreakableCUDAGraph(self.engine)
         with BreakableCUDAGraphCapture(graph, inline_breaks=self.full_graph):
@@ -207,8 +222,13 @@ class PrefillRunner:
             segments=len(graph.segments),
             breaks=len(graph.breaks),
             seconds=seconds,
-            memory_bytes=self.engine.memory_bytes() - held,
+            memory_bytes=self._growth(),
         )
+
+    def _growth(self) -> int:
+        """Return by how many bytes the recorded segments have grown since the last call."""
+        before, self._held_bytes = self._held_bytes, self.engine.memory_bytes()
+        return self._held_bytes - before
 
     def release(self) -> None:
         """Drop all captured graphs and their memory; ``capture`` can be called again."""
@@ -233,8 +253,8 @@ class PrefillRunner:
     ) -> PrefillResult:
         """Run the new tokens of ``batch`` through the model, filling their KV slots.
 
-        All work is queued on the current stream; nothing synchronises. On success the batch's sequences count the new
-        tokens as cached; after an exception they do not, and the runner can be used again.
+        All work is queued on the current stream of the KV cache's device; nothing synchronises. On success the batch's
+        sequences count the new tokens as cached; after an exception they do not, and the runner can be used again.
 
         Args:
             batch: made for this runner's KV cache.
@@ -250,19 +270,21 @@ class PrefillRunner:
         admission = self._admission(batch, mode)
         padded = self._padded(batch, mode, admission)
         workspace = self.workspace
-        if padded > workspace.max_tokens:
-            workspace = Workspace(self.model.spec, padded)
-        # Ahead of the forward: a copy from ordinary host memory may wait for what is queued before it.
-        last_B = batch.on_device.cu_new_lens[1:] - 1
-        if batch.num_requests:
-            self._forward(batch, workspace, padded, admission)
-        hidden_RD = workspace.hidden_MD[: batch.num_tokens]
-        last_BD = hidden_RD.index_select(0, last_B)
-        logits_BV = self.model.compute_logits(last_BD)
+        with on_device(self.kv_cache.device):
+            if padded > workspace.max_tokens:
+                workspace = Workspace(self.model.spec, padded)
+            # Ahead of the forward: a copy from ordinary host memory may wait for what is queued before it.
+            last_B = batch.on_device.cu_new_lens[1:] - 1
+            if batch.num_requests:
+                self._forward(batch, workspace, padded, admission)
+            hidden_RD = workspace.hidden_MD[: batch.num_tokens]
+            last_BD = hidden_RD.index_select(0, last_B)
+            logits_BV = self.model.compute_logits(last_BD)
+            next_tokens_B = sample(logits_BV)
         result = PrefillResult(
             hidden_RD=hidden_RD,
             logits_BV=logits_BV,
-            next_tokens_B=sample(logits_BV),
+            next_tokens_B=next_tokens_B,
             admission=admission,
             padded_tokens=padded,
         )
@@ -304,7 +326,7 @@ class PrefillRunner:
         if admission.bucket is None:
             self._compute(workspace, inputs)
         else:
-            self.graphs[admission.bucket].replay()
+            self.graphs[admission.bucket].replay_here()
 
     def _prepare(self, batch: PrefillBatch, admission: Admission) -> Metadata:
         backend = self._backend

@@ -9,6 +9,7 @@ from torch import Tensor
 from bcg_core.batch import PrefillBatch
 from bcg_core.batch_checks import holds
 from bcg_core.breaks import active_recorder
+from bcg_core.engine import SegmentEngine
 from bcg_core.errors import BatchError, KVCacheError, NestedCaptureError
 from bcg_core.kv_cache import PagedKVCache
 from bcg_core.results import Mode
@@ -37,6 +38,15 @@ def _same_device(one: torch.device, other: torch.device) -> bool:
     return one.type == other.type and (
         one.index is None or other.index is None or one.index == other.index
     )
+
+
+def check_engine(engine: SegmentEngine, kv_cache: PagedKVCache) -> None:
+    """Refuse an engine that records work of another device: it would see none, and replay nothing."""
+    if not _same_device(engine.device, kv_cache.device):
+        raise ValueError(
+            f"the engine records work on {engine.device}, but the KV cache is on {kv_cache.device}: make the engine "
+            "with engine_for(kv_cache.device)"
+        )
 
 
 def check_not_capturing(what: str) -> None:

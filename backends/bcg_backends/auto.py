@@ -156,10 +156,13 @@ class AutoBackend(AttentionBackend):
         metadata: Delegated,
         out_RNH: Tensor | None,
     ) -> Tensor:
-        """Run the backend that prepared ``metadata``; its result is copied by the core if it does not write ``out``."""
+        """Run the backend that prepared ``metadata``, and copy its result if it does not write ``out``."""
         backend = metadata.backend
-        out_RNH = out_RNH if backend.capabilities.supports_out else None
-        return backend.forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata.metadata, out_RNH)
+        offered = out_RNH if backend.capabilities.supports_out else None
+        result = backend.forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata.metadata, offered)
+        if out_RNH is None or offered is not None:
+            return result
+        return out_RNH.copy_(result)
 
 
 def _candidates(

@@ -29,10 +29,13 @@ class RequestRows:
         new: its rows among the R new tokens.
         slots_S: int64 on the device, flat slots of all its keys; None when nothing is cached before the new tokens,
             whose keys and values can then be read in place.
+        mask: what its new tokens see of its keys; None where it is square. Made once a batch: torch before 2.12 cannot
+            make one below a dispatch mode, as the debug tools are, and it would cost each layer host time.
     """
 
     new: slice
-    slots_S: Tensor | None
+    slots_S: Tensor | None = None
+    mask: Tensor | None = None
 
 
 class SDPABackend(AttentionBackend):
@@ -67,7 +70,13 @@ class SDPABackend(AttentionBackend):
         new = [slice(*bounds) for bounds in pairwise(batch.cu_new_lens)]
         keys = [slice(*bounds) for bounds in pairwise(batch.cu_kv_lens)]
         return [
-            RequestRows(new=rows, slots_S=batch.kv_slots[slots] if prefix else None)
+            RequestRows(
+                new=rows,
+                slots_S=batch.kv_slots[slots],
+                mask=causal_lower_right(rows.stop - rows.start, slots.stop - slots.start),
+            )
+            if prefix
+            else RequestRows(new=rows)
             for rows, slots, prefix in zip(new, keys, batch.prefix_lens, strict=True)
         ]
 
@@ -91,7 +100,7 @@ class SDPABackend(AttentionBackend):
                 else:
                     k_SKH = keys.index_select(0, request.slots_S)
                     v_SKH = values.index_select(0, request.slots_S)
-                outputs.append(self._attend(q_RNH[request.new], k_SKH, v_SKH))
+                outputs.append(self._attend(q_RNH[request.new], k_SKH, v_SKH, request.mask))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _kernel(self) -> AbstractContextManager[Any]:
@@ -105,17 +114,16 @@ class SDPABackend(AttentionBackend):
     def _repeats_kv(self) -> bool:
         return self.device.type == "cuda" and self.spec.dtype == torch.float32
 
-    def _attend(self, q_QNH: Tensor, k_SKH: Tensor, v_SKH: Tensor) -> Tensor:
+    def _attend(self, q_QNH: Tensor, k_SKH: Tensor, v_SKH: Tensor, mask: Tensor | None) -> Tensor:
         if self._repeats_kv and self.spec.group_size > 1:
             k_SKH = k_SKH.repeat_interleave(self.spec.group_size, dim=1)
             v_SKH = v_SKH.repeat_interleave(self.spec.group_size, dim=1)
-        new, total = q_QNH.shape[0], k_SKH.shape[0]
         output = F.scaled_dot_product_attention(
             q_QNH.transpose(0, 1)[None],
             k_SKH.transpose(0, 1)[None],
             v_SKH.transpose(0, 1)[None],
-            attn_mask=None if new == total else causal_lower_right(new, total),
-            is_causal=new == total,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=self.spec.scale,
             enable_gqa=q_QNH.shape[1] != k_SKH.shape[1],
         )

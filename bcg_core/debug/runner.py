@@ -57,7 +57,7 @@ class WatchedRunner(PrefillRunner):
         **arguments: Any,
     ) -> None:
         self._tools = all_tools() if tools is None else tuple(tools)
-        watched = WatchedEngine(engine or engine_for(model.spec.device), self._tools)
+        watched = WatchedEngine(engine or engine_for(kv_cache.device), self._tools)
         super().__init__(model, kv_cache, backend, engine=watched, **arguments)
         for tool in self._tools:
             tool.attach(self)

@@ -11,10 +11,12 @@ rounding once.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from bcg_harness.wrong_rows import NotFinite, place
 
 MOST_BUDGET = 0.5
 """A budget beyond this judges nothing: results of which half is wrong would pass."""
@@ -27,17 +29,24 @@ class Errors:
     Attributes:
         whole: relative L2 error of all rows together: finds what is a little wrong everywhere.
         row: that of the worst row: there a single wrong row of a long request cannot hide.
+        worst_row: which row that is; None when nobody measured it.
+        not_finite: which rows of the result are not finite; None for none.
     """
 
     whole: float
     row: float
+    worst_row: int | None = None
+    not_finite: NotFinite | None = None
 
     @classmethod
     def between(cls, actual_RX: Tensor, expected_RX: Tensor) -> "Errors":
         """Compare two tensors, in float64; infinite for other shapes and for what is not finite."""
         if actual_RX.shape != expected_RX.shape:
             return cls(whole=math.inf, row=math.inf)
-        return RowErrors.between(actual_RX, expected_RX).errors()
+        errors = RowErrors.between(actual_RX, expected_RX).errors()
+        if math.isfinite(errors.whole):
+            return errors
+        return replace(errors, not_finite=NotFinite.of(actual_RX))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,9 +66,10 @@ class RowErrors:
     def errors(self) -> Errors:
         """Return the errors of all rows."""
         whole = _ratio(self.errors_S.sum(), self.norms_S.sum())
-        row = _ratio(self.errors_S, self.norms_S).max()
-        both: list[float] = torch.stack([whole, row]).sqrt().tolist()
-        return Errors(whole=both[0], row=both[1])
+        row, worst_row = _ratio(self.errors_S, self.norms_S).max(0)
+        # One transfer from the device, not three.
+        found: list[float] = torch.stack([whole.sqrt(), row.sqrt(), worst_row.double()]).tolist()
+        return Errors(whole=found[0], row=found[1], worst_row=int(found[2]))
 
     def worst_stretch(self, rows: int) -> float:
         """Return the largest relative L2 error of any ``rows`` neighbouring rows; 0 when there are fewer."""
@@ -77,11 +87,15 @@ class Comparison:
         error: relative L2; infinite when something is not finite.
         budget: the most it may be.
         what: what was compared.
+        worst: the row that is farthest off, in words; empty when ``what`` names it, or nothing is known of rows.
+        not_finite: which rows are not finite, in words; empty for none.
     """
 
     error: float
     budget: float
     what: str
+    worst: str = ""
+    not_finite: str = ""
 
     @property
     def judgeable(self) -> bool:
@@ -103,7 +117,14 @@ class Comparison:
         return self.error / self.budget if self.budget > 0 else math.inf
 
 
-def compare(actual_RX: Tensor, expected_RX: Tensor, *, low: Errors, what: str) -> Comparison:
+def compare(
+    actual_RX: Tensor,
+    expected_RX: Tensor,
+    *,
+    low: Errors,
+    what: str,
+    position: int | None = None,
+) -> Comparison:
     """Compare rows, and return the worse of two comparisons: all of them together, and the worst one.
 
     Args:
@@ -111,9 +132,12 @@ def compare(actual_RX: Tensor, expected_RX: Tensor, *, low: Errors, what: str) -
         expected_RX: what it should be.
         low: what errors an independent low-precision computation makes.
         what: names the rows in the result.
+        position: of the first row in its sequence, if it has one.
     """
     found = Errors.between(actual_RX, expected_RX)
-    return judge([Measured(found=found, low=low, dtype=actual_RX.dtype, what=what)])
+    return judge(
+        [Measured(found=found, low=low, dtype=actual_RX.dtype, what=what, position=position)]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +149,26 @@ class Measured:
         low: errors of an independent low-precision computation of the same rows.
         dtype: the result's, which gives the rounding step.
         what: names the rows.
+        position: of the first row in its sequence, if it has one.
     """
 
     found: Errors
     low: Errors
     dtype: torch.dtype
     what: str
+    position: int | None = None
+
+    @property
+    def worst(self) -> str:
+        """Return the row that is farthest off, in words; empty when it is not known."""
+        row = self.found.worst_row
+        return "" if row is None else place(row, self.position)
+
+    @property
+    def not_finite(self) -> str:
+        """Return which rows are not finite, in words; empty for none."""
+        found = self.found.not_finite
+        return "" if found is None else found.describe(self.position)
 
 
 def judge(measured: Sequence[Measured]) -> Comparison:
@@ -147,8 +185,18 @@ def judge(measured: Sequence[Measured]) -> Comparison:
     for one in measured:
         step = torch.finfo(one.dtype).eps / 2
         comparisons += [
-            Comparison(error=one.found.whole, budget=2 * whole + step, what=one.what),
-            Comparison(error=one.found.row, budget=2 * row + step, what=f"{one.what}, worst row"),
+            Comparison(
+                error=one.found.whole,
+                budget=2 * whole + step,
+                what=one.what,
+                worst=one.worst,
+                not_finite=one.not_finite,
+            ),
+            Comparison(
+                error=one.found.row,
+                budget=2 * row + step,
+                what=f"{one.what}, worst {one.worst or 'row'}",
+            ),
         ]
     return worst(comparisons)
 
@@ -162,8 +210,13 @@ def bit_equal(a: Tensor, b: Tensor) -> bool:
     """Tell whether both hold the same bits; unlike ``==`` this tells zeros of different sign apart."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
-    return torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))
+    return torch.equal(bits(a), bits(b))
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return the bits of each element as an integer, where NaN equals itself."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+    return tensor.contiguous().view(integers)
 
 
 def _ratio(errors: Tensor, norms: Tensor) -> Tensor:

@@ -9,10 +9,13 @@ import torch
 from bcg_core import (
     AttentionBackend,
     BackendLoadError,
+    BackendOptionError,
     BackendRegistry,
     Capabilities,
     UnknownBackendError,
 )
+from bcg_core.errors import PASSED_ON
+from bcg_core.registry import select_class
 from bcg_harness.errors import HarnessError
 from bcg_harness.outcome import CheckResult, Outcome
 
@@ -38,8 +41,8 @@ class Candidate:
 
     @property
     def selected(self) -> type[AttentionBackend]:
-        """Return the class that the options select, which has the capabilities."""
-        return self.backend.select(self.options)[0]
+        """Return the class that the options select, which has the capabilities; raises BackendOptionError for none."""
+        return select_class(self.name, self.backend, self.options)[0]
 
 
 def label_of(name: str, options: Mapping[str, Any]) -> str:
@@ -60,6 +63,14 @@ def parse_label(label: str) -> tuple[str, dict[str, str]]:
     return name, {key: value for key, _, value in pairs}
 
 
+def name_note(candidate: Candidate) -> str | None:
+    """Say that the class of ``candidate`` carries another name than it is registered under; None when it does not."""
+    name, own = candidate.name, candidate.backend.name
+    if own == name or ":" in name:  # a class that nobody registers goes by its place
+        return None
+    return f"registered as {name!r}, but its class has name = {own!r}: errors may show either; make them one"
+
+
 def select_backends(
     names: Sequence[str],
     registry: BackendRegistry,
@@ -73,14 +84,17 @@ def select_backends(
     What does not run on this kind of ``device`` is skipped, and what is not installed is skipped with its install hint.
     With ``required``, for backends that were asked for by name, the latter is an error unless another variant of the
     backend is there. Whatever else a plug-in gets wrong, from its import on, is an error of its own and hides no other.
-    Raises UnknownBackendError, with the known names, for a name that nobody registers.
+    Raises UnknownBackendError, with the known names, for a name that nobody registers, and BackendOptionError for a
+    label with options that the backend does not take.
 
     ``option_prefix`` is what the options of the command at hand begin with, for advice.
     """
     usable: list[Candidate] = []
     others: list[CheckResult] = []
+    registered = set(registry.names())
     for label in dict.fromkeys(names):
-        name, chosen = parse_label(label)
+        # A registered name that is no label fails to load, for itself alone.
+        name, chosen = (label, {}) if label in registered else parse_label(label)
         try:
             backend = registry.load(name)
             found = [
@@ -91,15 +105,19 @@ def select_backends(
             limits = [_device_limit(candidate, device, option_prefix) for candidate in found]
         except UnknownBackendError:
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # a broken plug-in hides no other
+        except PASSED_ON:
+            raise
+        except BaseException as error:  # a broken plug-in hides no other
+            if chosen and isinstance(error, BackendOptionError):
+                raise
             others.append(CheckResult.broken(error, backend=label))
             continue
         outcome = Outcome.ERROR if required and all(missing) else Outcome.SKIPPED
         for candidate, limit, reason in zip(found, limits, missing, strict=True):
             if limit is not None:
-                others.append(_result(Outcome.SKIPPED, candidate, limit))
+                others.append(CheckResult.skip(limit, backend=candidate.label, declared=True))
             elif reason is not None:
-                others.append(_result(outcome, candidate, reason))
+                others.append(CheckResult(outcome=outcome, backend=candidate.label, detail=reason))
             else:
                 usable.append(candidate)
     return usable, others
@@ -127,7 +145,3 @@ def _device_limit(candidate: Candidate, device: torch.device, option_prefix: str
         return None
     advice = f" (try {option_prefix}device {devices[0]})" if devices else ""
     return f"devices: runs on {', '.join(devices) or 'none'}, not on {device.type}{advice}"
-
-
-def _result(outcome: Outcome, candidate: Candidate, reason: str) -> CheckResult:
-    return CheckResult(outcome=outcome, backend=candidate.label, detail=reason)

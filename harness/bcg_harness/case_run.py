@@ -5,17 +5,22 @@ Shape letters: R real tokens, D model dim.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from bcg_core import Mode, PrefillBatch
-from bcg_harness.budgets import compare, worst
+from bcg_harness.budgets import Measured, compare, worst
 from bcg_harness.cases import Case, Step
 from bcg_harness.checks import CHECK_NAMES, CHECKS, ONE_PASS, StepRecord
+from bcg_harness.companions import Companions
+from bcg_harness.full_graph import FullReplay
+from bcg_harness.interleaving import interleave
 from bcg_harness.oracle import HiddenOracle
 from bcg_harness.outcome import Finding
 from bcg_harness.probe import Probe
+from bcg_harness.sharp_logits import measure_sharp
 from bcg_harness.stage import Stage
 from bcg_harness.tokens import TokenSource
 
@@ -30,6 +35,7 @@ class CaseRun:
         oracle: knows the right hidden states; None when no check needs them.
         source: gives the token ids.
         checks: names of the checks to make.
+        companions: what some checks need besides the backend; None when none of these is made.
 
     Attributes:
         position: index of the step at hand, for messages.
@@ -43,6 +49,7 @@ class CaseRun:
         oracle: HiddenOracle | None,
         source: TokenSource,
         checks: Collection[str] = CHECK_NAMES,
+        companions: Companions | None = None,
     ) -> None:
         self.case = case
         self.position = 0
@@ -51,6 +58,7 @@ class CaseRun:
         self._oracle = oracle
         self._source = source
         self._checks = checks
+        self._companions = companions
         self._hidden: defaultdict[int, list[Tensor]] = defaultdict(list)
 
     def findings(self, seed: int) -> Iterator[tuple[int | None, Finding]]:
@@ -62,34 +70,49 @@ class CaseRun:
             if not step.checked:
                 self._stage.run(batch, Mode.BREAKABLE, self._probe)
                 continue
-            record = self._record(step, batch)
-            for name, check in CHECKS.items():
-                finding = check(record) if name in self._checks else None
-                if finding is not None:
-                    yield position, finding
-            self._remember(record)
-        finding = self._one_pass()
-        if finding is not None:
-            yield None, finding
+            for finding in self.check(step, batch):
+                yield position, finding
+        whole = self._one_pass()
+        if whole is not None:
+            yield None, whole
 
+    def check(self, step: Step, batch: PrefillBatch) -> Iterator[Finding]:
+        """Run all arms of ``step``, which ``batch`` was made of, on the cache as it is; yields what the checks find."""
+        record = self._record(step, batch)
+        for name, check in CHECKS.items():
+            finding = check.judge(record) if name in self._checks else None
+            if finding is not None:
+                yield finding
+        self._remember(record)
+
+    @torch.inference_mode()  # as in a runner: what a backend prepares inside, it may not change outside
     def _record(self, step: Step, batch: PrefillBatch) -> StepRecord:
         """Run all arms of a step; the cache is left as the undisturbed replay leaves it."""
         stage, storage = self._stage, self._stage.kv_cache.storage_L2PSKH
-        before = storage.clone()
-        raw = judged = None
+        before, made = storage.clone(), _copy_of(batch)
+        raw = judged = interleaving = None
+        sharp: tuple[Measured, ...] = ()
         if "raw_shape" in self._checks:
             raw = stage.run(batch, Mode.EAGER, self._probe)
             storage.copy_(before)
         padded = stage.run(batch, Mode.PADDED_EAGER, self._probe)
         kv_padded = storage.clone()
+        if batch.num_requests and "attention" in self._checks:
+            sharp = measure_sharp(stage, batch, self._probe.inner)
+        if batch.num_requests and self._companions and "interleaved" in self._checks:
+            twin = self._companions.twin
+            interleaving = interleave(stage, batch, self._probe.inner, twin)
+        storage.copy_(before)
+        full = self._full(batch)
         storage.copy_(before)
         if "attention" in self._checks:
             judged = stage.run(batch, Mode.BREAKABLE, self._probe, judge=True)
             storage.copy_(before)
-        replay = stage.run(batch, Mode.BREAKABLE, self._probe)
+        replay = stage.run(batch, Mode.BREAKABLE, self._probe, delay=True)
         return StepRecord(
             step=step,
             batch=batch,
+            made=made,
             expected=self._expected(step, batch),
             low=() if self._oracle is None else tuple(map(self._oracle.low_errors, batch.new_lens)),
             bucket=stage.expected_bucket(batch),
@@ -100,14 +123,25 @@ class CaseRun:
             padded=padded,
             judged=judged,
             replay=replay,
+            sharp=sharp,
+            interleaving=interleaving,
+            full=full,
             kv_before=before,
             kv_padded=kv_padded,
             kv_replay=storage,
         )
 
+    def _full(self, batch: PrefillBatch) -> FullReplay | None:
+        """Replay a full graph, for a backend that declares that it can be captured; leaves the cache as that does."""
+        companions, bucket = self._companions, self._stage.expected_bucket(batch)
+        asked = "full_graph" in self._checks and self._probe.capabilities.supports_full_graph
+        if not asked or companions is None or bucket is None:
+            return None
+        return companions.full_graphs.replay(batch, bucket)
+
     def _expected(self, step: Step, batch: PrefillBatch) -> tuple[Tensor, ...]:
         oracle = self._oracle
-        if oracle is None:
+        if oracle is None or not {"oracle", "full_graph"} & set(self._checks):
             return ()
         spans = zip(step.requests, batch.prefix_lens, batch.kv_lens, strict=True)
         return tuple(oracle.hidden(sequence, start, stop) for (sequence, _), start, stop in spans)
@@ -132,6 +166,18 @@ class CaseRun:
                     oracle.hidden(sequence, 0, len(hidden_RD)),
                     low=oracle.low_errors(len(hidden_RD)),
                     what=f"sequence {sequence} in {len(chunks)} chunks",
+                    position=0,
                 )
             )
         return Finding.of(ONE_PASS, worst(comparisons)) if comparisons else None
+
+
+def _copy_of(batch: PrefillBatch) -> PrefillBatch:
+    """Return a batch with host arrays of its own, whose device arrays are made from these when somebody asks."""
+    return replace(
+        batch,
+        input_ids_R=batch.input_ids_R.clone(),
+        positions_R=batch.positions_R.clone(),
+        slot_mapping_R=batch.slot_mapping_R.clone(),
+        page_table_BW=batch.page_table_BW.clone(),
+    )

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bcg_core import BackendRegistry, Capabilities
+from bcg_core.errors import PASSED_ON
 from bcg_harness.candidates import Candidate, label_of, variants_of
 from bcg_harness.environment import dtype_name
 from bcg_harness.outcome import describe
@@ -49,7 +50,9 @@ def backend_records(name: str, registry: BackendRegistry) -> list[dict[str, Any]
             for options in variants_of(name, backend)
         ]
         return [_record(candidate) for candidate in found]
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a broken plug-in is listed as such
+    except PASSED_ON:
+        raise
+    except BaseException as error:  # noqa: BLE001  # a broken plug-in is listed as such
         broken = {"status": "broken", "reason": describe(error), "capabilities": None}
         return [{"name": name, "options": {}, **broken}]
 

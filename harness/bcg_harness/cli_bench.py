@@ -13,20 +13,14 @@ from rich.console import Console
 from bcg_core import BackendRegistry, negotiate_page_size
 from bcg_harness.bench.bench import Bench
 from bcg_harness.bench.bucket_costs import measure_buckets
+from bcg_harness.bench.cell import Cell, Status
+from bcg_harness.bench.costs import BreakOverhead, BucketCost
 from bcg_harness.bench.defaults import default_ladder, default_workloads, fitting
 from bcg_harness.bench.device_times import profile_cells
 from bcg_harness.bench.families import parse_workload
 from bcg_harness.bench.modes import select_modes
 from bcg_harness.bench.overhead import measure_break_overhead
-from bcg_harness.bench.record import (
-    INTERRUPTED,
-    BenchReport,
-    BreakOverhead,
-    BucketCost,
-    Cell,
-    Status,
-    Timeline,
-)
+from bcg_harness.bench.record import INTERRUPTED, BenchReport
 from bcg_harness.bench.tables import (
     context_line,
     emulator_line,
@@ -38,6 +32,7 @@ from bcg_harness.bench.tables import (
     setup_table,
     summary_line,
 )
+from bcg_harness.bench.timeline import Timeline
 from bcg_harness.bench.timing import Effort
 from bcg_harness.bench.trace import trace_workload
 from bcg_harness.bench.workloads import Workload

@@ -13,10 +13,10 @@ from bcg_harness.cli_errors import usage_errors
 from bcg_harness.selection import parse_buckets
 
 
-def print_cases(buckets: str, *, as_json: bool) -> None:
-    """Print the cases for ``buckets`` as a table, or as JSON that ``--case`` reads."""
+def print_cases(buckets: str, *, page_size: int, as_json: bool) -> None:
+    """Print the cases for ``buckets`` and ``page_size`` as a table, or as JSON that ``--case`` reads."""
     with usage_errors():
-        cases = builtin_cases(parse_buckets(buckets))
+        cases = builtin_cases(parse_buckets(buckets), page_size=page_size)
     if as_json:
         typer.echo(json.dumps([case.to_json() for case in cases], indent=1))
         return
@@ -32,6 +32,10 @@ def _steps(case: Case) -> str:
 
 def _tokens(step: Step) -> str:
     counts = [tokens for _, tokens in step.requests]
-    alike = len(set(counts)) == 1 and len(counts) > 4
-    text = f"{len(counts)} x {counts[0]}" if alike else "+".join(map(str, counts)) or "none"
+    if len(counts) > 4 and len(set(counts)) == 1:
+        text = f"{len(counts)} x {counts[0]}"
+    elif len(counts) > 8:
+        text = f"{step.num_tokens} in {len(counts)} requests"
+    else:
+        text = "+".join(map(str, counts)) or "none"
     return text if step.checked else f"({text})"

@@ -1,5 +1,6 @@
 """``bcg check``: run the correctness matrix and print it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -8,12 +9,12 @@ import torch
 import typer
 from rich.console import Console
 
-from bcg_core import BackendRegistry, PrefillRunner, negotiate_page_size
-from bcg_core.debug import WatchedRunner
-from bcg_harness.candidates import Candidate, select_backends
-from bcg_harness.cli_errors import usage_errors
+from bcg_core import BackendRegistry, negotiate_page_size
+from bcg_harness.candidates import Candidate, name_note, select_backends
+from bcg_harness.cli_errors import INTERRUPTED, usage_errors
 from bcg_harness.cli_progress import loading, progress_bar
 from bcg_harness.environment import Environment
+from bcg_harness.expected_failures import expectations_of
 from bcg_harness.json_file import require_writable, write_json
 from bcg_harness.matrix import Matrix
 from bcg_harness.memory import has_to_fit
@@ -30,9 +31,7 @@ from bcg_harness.selection import (
     select_cases,
 )
 from bcg_harness.tables import check_table, context_line, problem_lines, summary_line
-
-_INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+from bcg_harness.watching import runner_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +58,16 @@ def check_backends(options: CheckOptions) -> None:
             report = run(options, progress)
     except KeyboardInterrupt as error:
         typer.echo("interrupted before the first case", err=True)
-        raise typer.Exit(_INTERRUPTED) from error
+        raise typer.Exit(INTERRUPTED) from error
     console = Console()
     console.print(context_line(report), highlight=False, markup=False)
     for backend in report.backends:
         table = check_table(report, backend)
         if table is not None:
             console.print(table)
-        for note in report.notes.get(backend, ()):
-            console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
+        for note in [*report.notes.get(backend, ()), report.untested.get(backend)]:
+            if note is not None:
+                console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
     for line in problem_lines(report):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(summary_line(report), highlight=False)
@@ -76,7 +76,7 @@ def check_backends(options: CheckOptions) -> None:
             write_json(report.to_json(), options.json)
         console.print(f"written to {options.json}", highlight=False, markup=False)
     if report.interrupted:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if not report.is_green:
         raise typer.Exit(1)
 
@@ -101,8 +101,11 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
         device=device,
         required=bool(options.backends),
     )
+    page_size = options.page_size or negotiate_page_size(
+        candidate.selected.capabilities for candidate in candidates
+    )
     # Names of cases do not depend on the model: complain about them before it is loaded.
-    select_cases(options.cases, buckets, max_context=2048)
+    select_cases(options.cases, buckets, page_size=page_size, max_context=2048)
     text = None if options.text is None else read_text(options.text)
     resolved = resolve_model(
         options.model,
@@ -112,11 +115,12 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
         progress=loading(progress),
     )
     spec = resolved.model.spec
-    cases = select_cases(options.cases, buckets, max_context=spec.max_positions)
-    source = resolved.token_source(text, seed=options.seed)
-    page_size = options.page_size or negotiate_page_size(
-        candidate.selected.capabilities for candidate in candidates
+    cases = select_cases(
+        options.cases, buckets, page_size=page_size, max_context=spec.max_positions
     )
+    declared, broken = expectations_of(candidates, cases, buckets)
+    results += broken
+    source = resolved.token_source(text, seed=options.seed)
     with has_to_fit(
         "the KV cache", hint="choose smaller --buckets, fewer --case or a smaller model"
     ):
@@ -126,16 +130,22 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
             buckets,
             source,
             page_size=page_size,
-            runner_type=WatchedRunner if options.debug else PrefillRunner,
+            runner_type=runner_type(debug=options.debug),
             progress=progress,
         )
-    planned, finished = len(candidates) * len(cases), 0
+    planned, finished = len(declared) * len(cases), 0
     try:
-        for number, candidate in enumerate(candidates):
-            label, options_of = candidate.label, candidate.options
-            for of_case in matrix.each_case(label, candidate.backend, **options_of):
-                results += [_with_advice(result, candidate, dtype) for result in of_case]
+        for number, (candidate, expectations) in enumerate(declared):
+            found: list[CheckResult] = []
+            for of_case in matrix.each_case(
+                candidate.label, candidate.backend, **candidate.options
+            ):
+                found += of_case
+                results += [
+                    expectations.mark(_with_advice(result, candidate, dtype)) for result in of_case
+                ]
                 finished += 1
+            results += expectations.stale(found)
             finished = (number + 1) * len(cases)  # also when the backend could not be used
     except KeyboardInterrupt:
         if not finished:
@@ -153,12 +163,24 @@ def run(options: CheckOptions, progress: Progress) -> CheckReport:
         },
         capture=matrix.capture_report,
         cases=tuple(cases),
-        notes=matrix.notes,
+        notes=_notes(matrix, candidates),
+        untested=matrix.untested,
         results=tuple(results),
+        expectations=tuple(expectations for _, expectations in declared),
         seconds=perf_counter() - started,
         planned=planned,
         finished=finished,
     )
+
+
+def _notes(matrix: Matrix, candidates: Sequence[Candidate]) -> dict[str, list[str]]:
+    """Return what backends say of themselves, and what there is to say of their names, by label."""
+    notes = dict(matrix.notes)
+    for candidate in candidates:
+        note = name_note(candidate)
+        if note is not None:
+            notes[candidate.label] = [*notes.get(candidate.label, ()), note]
+    return notes
 
 
 def _with_advice(result: CheckResult, candidate: Candidate, dtype: torch.dtype) -> CheckResult:

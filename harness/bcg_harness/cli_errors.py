@@ -1,4 +1,4 @@
-"""How wrong use ends: a message that says how to fix it, and status 2."""
+"""How wrong use ends, with a message that says how to fix it and status 2, and how an interrupt does."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +6,9 @@ from contextlib import contextmanager
 import typer
 
 from bcg_core import BcgError
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
 @contextmanager

@@ -6,16 +6,14 @@ from math import lcm
 from pathlib import Path
 from time import perf_counter
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from bcg_core import BackendRegistry
-from bcg_harness.candidates import select_backends
 from bcg_harness.checks import CHECK_NAMES, MECHANISM
-from bcg_harness.cli_errors import usage_errors
-from bcg_harness.cli_progress import loading, progress_bar
+from bcg_harness.cli_errors import INTERRUPTED, usage_errors
+from bcg_harness.cli_progress import progress_bar
+from bcg_harness.cli_subject import Subject
 from bcg_harness.environment import Environment, dtype_name
 from bcg_harness.errors import HarnessError
 from bcg_harness.fuzz.draw import Bounds
@@ -23,13 +21,9 @@ from bcg_harness.fuzz.fuzz import Fuzz
 from bcg_harness.fuzz.plan import Plan
 from bcg_harness.fuzz.record import Counterexample, FuzzReport
 from bcg_harness.json_file import require_writable, write_json
-from bcg_harness.models import resolve_model
 from bcg_harness.outcome import Outcome
 from bcg_harness.progress import Progress
-from bcg_harness.selection import parse_buckets, parse_device, parse_dtype
-
-_INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+from bcg_harness.selection import parse_buckets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +57,7 @@ def fuzz_backends(options: FuzzOptions) -> None:
     if options.json is not None:
         console.print(f"written to {options.json}", highlight=False, markup=False, soft_wrap=True)
     if report.interrupted:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if not report.is_green:
         raise typer.Exit(1)
 
@@ -76,45 +70,40 @@ def run(options: FuzzOptions, progress: Progress) -> FuzzReport:
     for path in (options.output / "fuzz.json", options.json):
         if path is not None:
             require_writable(path)
-    device = parse_device(options.device)
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
-    dtype = parse_dtype(options.dtype, device)
     checks = parse_checks(options.checks)
     buckets = None if options.buckets is None else parse_buckets(options.buckets)
-    registry = BackendRegistry()
-    candidates, others = select_backends(
-        options.backends or registry.names(),
-        registry,
-        device=device,
-        required=bool(options.backends),
+    subject = Subject.choose(
+        backends=options.backends,
+        device=options.device,
+        dtype=options.dtype,
+        model=options.model,
+        seed=options.seed,
+        progress=progress,
     )
-    resolved = resolve_model(
-        options.model, dtype=dtype, device=device, seed=options.seed, progress=loading(progress)
-    )
+    candidates, model = subject.candidates, subject.resolved.model
+    page_multiple = lcm(*(each.selected.capabilities.page_multiple for each in candidates))
     bounds = Bounds()
+    # Long enough for two pages and a little, unless these are drawn much larger: what goes wrong does so at their ends.
+    context = max(bounds.most_context, 2 * (options.page_size or page_multiple) + 32)
     plan = Plan(
         seed=options.seed,
         cases=options.cases,
         buckets=buckets,
         page_size=options.page_size,
-        page_multiple=lcm(*(each.selected.capabilities.page_multiple for each in candidates)),
-        bounds=replace(
-            bounds, most_context=min(bounds.most_context, resolved.model.spec.max_positions)
-        ),
+        page_multiple=page_multiple,
+        bounds=replace(bounds, most_context=min(context, model.spec.max_positions)),
     )
-    source = resolved.token_source(None, seed=options.seed)
     fuzz = Fuzz(
-        resolved.model,
+        model,
         plan,
         candidates,
-        source,
+        subject.source,
         checks=checks,
         most_failures=options.max_failures,
         progress=progress,
     )
     tally = fuzz.tally
-    for result in others:
+    for result in subject.others:
         if result.outcome is Outcome.SKIPPED:
             tally.skipped[result.backend, result.detail] += 1
         else:
@@ -125,14 +114,14 @@ def run(options: FuzzOptions, progress: Progress) -> FuzzReport:
     except KeyboardInterrupt:
         interrupted = True
     return FuzzReport(
-        environment=Environment.of(resolved.model.spec.device),
-        spec=resolved.model.spec,
+        environment=Environment.of(model.spec.device),
+        spec=model.spec,
         settings={
             "seed": options.seed,
             "backends": [candidate.label for candidate in candidates],
             "device": options.device,
             "model": options.model,
-            "dtype": dtype_name(dtype),
+            "dtype": dtype_name(subject.dtype),
             "buckets": None if buckets is None else list(buckets),
             "page_size": options.page_size,
             "checks": list(checks),
@@ -176,7 +165,8 @@ def _lines(report: FuzzReport, written: list[Path]) -> Iterator[str]:
         f"checks {', '.join(settings['checks'])}"
     )
     for (backend, reason), times in tally.skipped.items():
-        yield f"[yellow]skip[/] {escape(backend)} ({times} times): {escape(reason)}"
+        often = f" ({times} times)" if times > 1 else ""
+        yield f"[yellow]skip[/] {escape(backend)}{often}: {escape(reason)}"
     for result in tally.errors:
         yield f"[bold red]ERROR[/] {escape(result.backend)}: {escape(result.detail)}"
     for found, path in zip(tally.counterexamples, written, strict=True):
@@ -184,7 +174,8 @@ def _lines(report: FuzzReport, written: list[Path]) -> Iterator[str]:
     if tally.lost:
         yield f"[bold red]ended early:[/] {escape(tally.lost)}"
     for backend, passed in tally.passed.items():
-        yield f"{escape(backend)}: [green]{passed} cases passed[/]"
+        noun = "case" if passed == 1 else "cases"
+        yield f"{escape(backend)}: [green]{passed} {noun} passed[/]"
     line = (
         f"{tally.finished} of {report.planned} cases finished, {tally.steps} batches checked, "
         f"{len(tally.counterexamples)} failed in {report.seconds:.1f} s ({report.cases_per_second:.1f} cases/s)"

@@ -1,13 +1,17 @@
-"""How the command shows long work: one bar on stderr."""
+"""How the command shows long work on stderr: one bar on a terminal, lines in a log."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
 from bcg_harness.progress import Progress
+
+SECONDS_BETWEEN_LINES = 5.0
+"""How often a log is told how far long work is."""
 
 
 class ProgressBar(Progress):
@@ -29,11 +33,44 @@ class ProgressBar(Progress):
             self._bar.advance(self._task, count)
 
 
+class ProgressLines(Progress):
+    """Show progress as lines: what is begun, and how far it is every few seconds.
+
+    Args:
+        console: where they go, each at once.
+        clock: tells seconds.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = perf_counter) -> None:
+        self._console = console
+        self._clock = clock
+        self._what, self._total, self._done = "", 0, 0
+        self._shown = clock()
+
+    def start(self, what: str, total: int) -> None:
+        """Say what begins, and count from 0."""
+        self._what, self._total, self._done = what, total, 0
+        self._show(f"{what} ...")
+
+    def advance(self, count: int = 1) -> None:
+        """Say how far it is, if nothing was said for a while."""
+        self._done += count
+        if self._clock() - self._shown >= SECONDS_BETWEEN_LINES:
+            self._show(f"{self._what}: {self._done} of {self._total}")
+
+    def _show(self, line: str) -> None:
+        self._shown = self._clock()
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 @contextmanager
-def progress_bar() -> Iterator[ProgressBar]:
-    """Show a bar while the block runs, if stderr is a terminal."""
+def progress_bar() -> Iterator[Progress]:
+    """Show progress while the block runs: a bar if stderr is a terminal, else lines."""
     console = Console(stderr=True)
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        yield ProgressLines(console)
+        return
+    with Bar(console=console, transient=True) as bar:
         yield ProgressBar(bar)
 
 

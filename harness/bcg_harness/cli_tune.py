@@ -68,11 +68,7 @@ def tune_ladder(options: TuneOptions) -> None:
 
 def run(options: TuneOptions) -> tuple[BenchReport, Proposal]:
     """Return the measured costs and what they lead to; raises a BcgError for what ``options`` ask wrongly."""
-    paths = [path for path in (options.output, options.json) if path is not None]
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise HarnessError(f"--output and --json both name {options.output}: give two files")
-    for path in paths:
-        require_writable(path)
+    _check_written(options)
     memory = options.memory_budget
     budgets = LadderBudgets(
         max_buckets=options.max_buckets,
@@ -86,6 +82,20 @@ def run(options: TuneOptions) -> tuple[BenchReport, Proposal]:
         raise HarnessError(f"{options.costs}: {error}") from error
     distribution = TokenDistribution.of(_batches(options, report))
     return report, propose(distribution, costs, budgets, step=options.step)
+
+
+def _check_written(options: TuneOptions) -> None:
+    """Raise HarnessError for a file to be written that is also read or written twice, or that cannot be written."""
+    named = {options.costs.resolve(): "--costs"}
+    named |= {path.resolve(): "--lengths" for path in options.lengths}
+    named |= {path.resolve(): "--trace" for path in options.traces}
+    for option, path in (("--output", options.output), ("--json", options.json)):
+        if path is None:
+            continue
+        other = named.setdefault(path.resolve(), option)
+        if other != option:
+            raise HarnessError(f"{other} and {option} both name {path}: give two files")
+        require_writable(path)
 
 
 def _batches(options: TuneOptions, report: BenchReport) -> list[tuple[int, float]]:

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
@@ -92,6 +93,15 @@ class Environment:
 def describe_model(spec: ModelSpec) -> dict[str, Any]:
     """Return the shape of a model as a JSON object."""
     return {**asdict(spec), "dtype": dtype_name(spec.dtype), "device": str(spec.device)}
+
+
+def model_shape(model: Mapping[str, Any]) -> str:
+    """Return in words the shape of a model that ``describe_model`` described; "?" for what a file does not say."""
+    layers, width, heads, kv_heads, head_dim = (
+        model.get(key, "?")
+        for key in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")
+    )
+    return f"{layers} layers, D {width}, {heads}/{kv_heads} heads of {head_dim}"
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from bcg_core import (
@@ -16,17 +17,20 @@ from bcg_core import (
     UnsupportedSpecError,
     create_backend,
 )
+from bcg_core.errors import PASSED_ON
 from bcg_harness.case_run import CaseRun
 from bcg_harness.cases import Case, longest_sequence
 from bcg_harness.checks import CHECK_NAMES, REFERENCED
+from bcg_harness.companions import Companions
 from bcg_harness.errors import HarnessError
 from bcg_harness.oracle import HiddenOracle
-from bcg_harness.outcome import CheckResult, Outcome
+from bcg_harness.outcome import CheckResult
 from bcg_harness.probe import Probe
 from bcg_harness.progress import NoProgress, Progress
 from bcg_harness.reference import LlamaReference
 from bcg_harness.stage import Stage
 from bcg_harness.tokens import TokenSource
+from bcg_harness.untested import Untested
 from bcg_llama import LlamaModel
 
 _LEAST_DATA = 256
@@ -50,8 +54,10 @@ class Matrix:
         progress: told about long work.
 
     Attributes:
+        stage: the runner, with everything around it.
         capture_report: what was captured; None before a backend has been checked.
         notes: what the backends that were checked say of themselves.
+        untested: what each of them declares beyond what is checked here.
     """
 
     def __init__(
@@ -77,10 +83,13 @@ class Matrix:
         self.progress = progress or NoProgress()
         self.capture_report: CaptureReport | None = None
         self.notes: dict[str, list[str]] = {}
+        self.untested: dict[str, Untested] = {}
         self._oracle: HiddenOracle | None = None
         self._probes: dict[tuple[type[AttentionBackend], str], Probe] = {}
+        self._makers: dict[Probe, Callable[[], AttentionBackend]] = {}
+        self._companions: tuple[Probe, Companions] | None = None
         self._fitting = [case for case in cases if self._too_long(case) is None]
-        self._stage = Stage(
+        self.stage = Stage(
             subject or model,
             self._fitting,
             buckets,
@@ -92,7 +101,7 @@ class Matrix:
     @property
     def spec(self) -> AttentionSpec:
         """Return the attention that backends are asked to serve."""
-        return self._stage.spec
+        return self.stage.spec
 
     def check(
         self, name: str, backend: type[AttentionBackend], **options: Any
@@ -110,19 +119,32 @@ class Matrix:
         self, name: str, backend: type[AttentionBackend], **options: Any
     ) -> Iterator[list[CheckResult]]:
         """Do what ``check`` does, and yield the results case by case; one list when the backend cannot be used."""
-        try:
-            probe = self.use(backend, **options)
-            self.notes[name] = probe.inner.notes()
-        except (BackendUnavailableError, UnsupportedSpecError) as error:
-            yield [CheckResult(outcome=Outcome.SKIPPED, backend=name, detail=str(error))]
-            return
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # the plug-in's, whatever it is
-            yield [CheckResult.broken(error, backend=name)]
+        probe = self.try_to_use(name, backend, **options)
+        if isinstance(probe, CheckResult):
+            yield [probe]
             return
         self.progress.start(name, len(self.cases))
         for case in self.cases:
             yield self.check_case(name, probe, case)
             self.progress.advance()
+
+    def try_to_use(
+        self, name: str, backend: type[AttentionBackend], **options: Any
+    ) -> Probe | CheckResult:
+        """Do what ``use`` does, and keep the backend's notes under ``name``; returns why not when it cannot be used."""
+        try:
+            probe = self.use(backend, **options)
+            self.notes[name] = probe.inner.notes()
+            self.untested[name] = Untested.of(probe.capabilities, self.spec, probe.device)
+        except BackendUnavailableError as error:
+            return CheckResult.skip(error.reason, backend=name, declared=False)
+        except UnsupportedSpecError as error:
+            return CheckResult.skip(error.reason, backend=name, declared=True)
+        except PASSED_ON:
+            raise
+        except BaseException as error:  # noqa: BLE001  # the plug-in's, whatever it is
+            return CheckResult.broken(error, backend=name)
+        return probe
 
     def use(self, backend: type[AttentionBackend], **options: Any) -> Probe:
         """Make ``backend`` with ``options``, once, and return it in a probe.
@@ -132,33 +154,55 @@ class Matrix:
         """
         key = backend, repr(sorted(options.items()))
         if key not in self._probes:
-            limits, device = self._stage.runner.limits, self.model.spec.device
-            made = create_backend(backend, self.spec, limits, device, **options)
+            limits, device = self.stage.runner.limits, self.stage.kv_cache.device
+            make = partial(create_backend, backend, self.spec, limits, device, **options)
+            made = make()
             self._prepare(made)
             self.progress.start(f"warming up {made.name}", 1)
-            self._probes[key] = self._stage.use(Probe(made))
+            probe = self._probes[key] = self.stage.use(Probe(made))
+            self._makers[probe] = make
         return self._probes[key]
 
     def check_case(self, name: str, probe: Probe, case: Case) -> list[CheckResult]:
         """Run one of ``cases`` with the backend in ``probe``, which results call ``name``."""
-        why_not = self._too_long(case)
-        if why_not is None and case.has_prefix and not probe.capabilities.cached_prefix:
+        if (too_long := self._too_long(case)) is not None:
+            return [CheckResult.skip(too_long, backend=name, case=case.name, declared=False)]
+        if case.has_prefix and not probe.capabilities.cached_prefix:
             why_not = "cached_prefix: the backend declares that it serves no cached prefix"
-        if why_not is not None:
-            return [
-                CheckResult(outcome=Outcome.SKIPPED, backend=name, case=case.name, detail=why_not)
-            ]
-        run = CaseRun(case, self._stage, probe, self._oracle, self.source, self.checks)
+            return [CheckResult.skip(why_not, backend=name, case=case.name, declared=True)]
+        run = self.case_run(case, probe)
         results = []
         try:
-            self._stage.use(probe)
+            self.stage.use(probe)
             for step, finding in run.findings(seed=zlib.crc32(case.name.encode())):
                 results.append(CheckResult.of(finding, backend=name, case=case.name, step=step))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # likewise; the runner goes on
+        except PASSED_ON:
+            raise
+        except BaseException as error:  # noqa: BLE001  # likewise; the runner goes on
             results.append(
                 CheckResult.broken(error, backend=name, case=case.name, step=run.position)
             )
         return results
+
+    def case_run(self, case: Case, probe: Probe) -> CaseRun:
+        """Return a run of ``case`` with the backend in ``probe``, which has done nothing yet."""
+        return CaseRun(
+            case,
+            self.stage,
+            probe,
+            self._oracle,
+            self.source,
+            self.checks,
+            self._companions_of(probe),
+        )
+
+    def _companions_of(self, probe: Probe) -> Companions:
+        """Return what belongs to the backend in ``probe``; what belonged to the one before is released."""
+        if self._companions is None or self._companions[0] is not probe:
+            if self._companions is not None:
+                self._companions[1].release()
+            self._companions = probe, Companions(self.stage, self._makers[probe])
+        return self._companions[1]
 
     def _too_long(self, case: Case) -> str | None:
         needed, possible = longest_sequence([case]), self.model.spec.max_positions
@@ -187,5 +231,5 @@ class Matrix:
                 self.progress.advance,
             )
         if self.capture_report is None:
-            self.progress.start("capturing", 2 * len(self._stage.runner.buckets))
-            self.capture_report = self._stage.capture(lambda done, total: self.progress.advance())
+            self.progress.start("capturing", 2 * len(self.stage.runner.buckets))
+            self.capture_report = self.stage.capture(lambda done, total: self.progress.advance())

@@ -64,7 +64,7 @@ def resolve_model(
         try:
             model = load_llama(name, dtype=dtype, device=device, progress=progress)
         except CheckpointError as error:
-            if not Path(name).exists():
-                error.add_note(f"built-in models are {', '.join(PRESETS)}")
-            raise
+            if Path(name).exists():
+                raise
+            raise CheckpointError(f"{error}; built-in models are {', '.join(PRESETS)}") from error
     return ResolvedModel(name=name, model=model, checkpoint=name)

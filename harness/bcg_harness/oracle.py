@@ -16,6 +16,9 @@ from bcg_harness.budgets import Errors, Measured, RowErrors
 from bcg_harness.reference import LlamaReference, high_precision
 from bcg_harness.tokens import TokenSource
 
+Cached = tuple[Tensor, Tensor]
+"""Keys and values of all tokens of one request, each ``[S, K, H]``."""
+
 
 class HiddenOracle:
     """Know the hidden states of every sequence, computed in one pass over its whole history.
@@ -80,25 +83,29 @@ def cached_slots(batch: PrefillBatch) -> list[Tensor]:
     ]
 
 
+def cached_tokens(kv_cache: PagedKVCache, layer: int, slots: list[Tensor]) -> list[Cached]:
+    """Return copies of the keys and values in ``slots``, request by request."""
+    keys, values = kv_cache.flat(layer)
+    return [(keys[request_slots], values[request_slots]) for request_slots in slots]
+
+
 def measure_attention(
     out_RNH: Tensor,
     q_RNH: Tensor,
     batch: PrefillBatch,
-    slots: list[Tensor],
-    kv_cache: PagedKVCache,
+    cached: list[Cached],
     layer: int,
     *,
     scale: float,
 ) -> list[Measured]:
     """Measure one layer's attention by its definition on the same queries and cache, request by request.
 
-    Request boundaries come from ``batch``, keys and values from the cache by way of its page table (``slots``).
+    Request boundaries come from ``batch``. ``cached`` is what the cache held before the backend was called.
     """
-    keys, values = kv_cache.flat(layer)
     measured = []
-    for request, request_slots in enumerate(slots):
+    for request, (k_SKH, v_SKH) in enumerate(cached):
         rows = slice(batch.cu_new_lens[request], batch.cu_new_lens[request + 1])
-        given = q_RNH[rows], keys[request_slots], values[request_slots]
+        given = q_RNH[rows], k_SKH, v_SKH
         low_RNH = low_attention(*given, scale=scale)
         high_RNH = causal_attention(*given, scale=scale, dtype=high_precision(q_RNH.dtype))
         measured.append(
@@ -107,6 +114,7 @@ def measure_attention(
                 low=Errors.between(low_RNH, high_RNH),
                 dtype=q_RNH.dtype,
                 what=f"layer {layer}, request {request}",
+                position=batch.prefix_lens[request],
             )
         )
     return measured

@@ -22,6 +22,8 @@ class Outcome(Enum):
     FAILED = "failed"
     SKIPPED = "skipped"
     """Not possible here, for a reason that is no fault: not installed, or a limit that the backend declares."""
+    XFAILED = "xfailed"
+    """Failed or could not be judged, as the author of the backend declares, with a reason."""
     ERROR = "error"
     """Could not be judged: a backend that fails to load or raises, or that was asked for and is missing."""
 
@@ -29,6 +31,11 @@ class Outcome(Enum):
     def is_bad(self) -> bool:
         """Tell whether this outcome makes a run fail."""
         return self in (Outcome.FAILED, Outcome.ERROR)
+
+    @property
+    def is_good(self) -> bool:
+        """Tell whether this outcome shows that something was checked, and is as it has to be expected."""
+        return self in (Outcome.PASSED, Outcome.XFAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +52,8 @@ class CheckResult:
         error: measured relative error, where a budget applies.
         budget: the most that error may be.
         traceback: of the exception that made this an error.
+        declared: whether what made this a skip is a limit that the backend declares, and nothing that is missing here.
+        expected: the reason why the author of the backend expects this failure.
     """
 
     outcome: Outcome
@@ -56,6 +65,8 @@ class CheckResult:
     error: float | None = None
     budget: float | None = None
     traceback: str | None = None
+    declared: bool = False
+    expected: str | None = None
 
     @property
     def load(self) -> float | None:
@@ -74,6 +85,16 @@ class CheckResult:
             detail=finding.detail,
             error=finding.error,
             budget=finding.budget,
+            declared=finding.skipped,
+        )
+
+    @classmethod
+    def skip(
+        cls, reason: str, *, backend: str, case: str | None = None, declared: bool
+    ) -> "CheckResult":
+        """Say why ``case``, or everything, cannot be run, and whether the backend declares that."""
+        return cls(
+            outcome=Outcome.SKIPPED, backend=backend, case=case, detail=reason, declared=declared
         )
 
     @classmethod
@@ -106,6 +127,7 @@ class CheckResult:
             "detail": self.detail,
             "error": _finite(self.error),
             "budget": _finite(self.budget),
+            **({} if self.expected is None else {"expected": self.expected}),
             **({} if self.traceback is None else {"traceback": self.traceback}),
         }
 
@@ -121,6 +143,7 @@ class Finding:
         error: measured relative error, where a budget applies.
         budget: the most that error may be.
         judged: False when ``budget`` is too large, or no number, to tell right from wrong.
+        skipped: whether the check could not be made, for a limit that the backend declares.
     """
 
     check: str
@@ -129,10 +152,13 @@ class Finding:
     error: float | None = None
     budget: float | None = None
     judged: bool = True
+    skipped: bool = False
 
     @property
     def outcome(self) -> Outcome:
         """Return what becomes of the check."""
+        if self.skipped:
+            return Outcome.SKIPPED
         if not self.judged:
             return Outcome.ERROR
         return Outcome.PASSED if self.passed else Outcome.FAILED
@@ -151,13 +177,21 @@ class Finding:
                 judged=False,
             )
         verdict = "within budget" if comparison.within else "exceeds its budget"
+        found = f"error {comparison.error:.2e} {verdict} {comparison.budget:.2e}"
+        if comparison.worst and not comparison.within:
+            found += f", worst in {comparison.worst}"
         return cls(
             check=check,
             passed=comparison.within,
-            detail=f"{comparison.what}: error {comparison.error:.2e} {verdict} {comparison.budget:.2e}",
+            detail=f"{comparison.what}: {comparison.not_finite or found}",
             error=comparison.error,
             budget=comparison.budget,
         )
+
+    @classmethod
+    def skip(cls, check: str, reason: str) -> "Finding":
+        """Say by which declared limit the check cannot be made."""
+        return cls(check=check, passed=False, detail=reason, skipped=True)
 
     @classmethod
     def listing(cls, check: str, problems: list[str]) -> "Finding":
@@ -189,6 +223,6 @@ def tally(results: Iterable[CheckResult]) -> Counter[Outcome]:
 
 
 def is_green(results: Iterable[CheckResult]) -> bool:
-    """Tell whether something passed and nothing failed or broke; skips alone are not green."""
-    counts = tally(results)
-    return counts[Outcome.PASSED] > 0 and not any(counts[o] for o in Outcome if o.is_bad)
+    """Tell whether something was checked and nothing failed or broke unexpectedly; skips alone are not green."""
+    outcomes = set(tally(results))
+    return any(o.is_good for o in outcomes) and not any(o.is_bad for o in outcomes)

@@ -11,7 +11,7 @@ import torch
 
 from bcg_core import ENTRY_POINT_GROUP, BackendRegistry, TokenBuckets
 from bcg_harness.candidates import Candidate, parse_label, select_backends
-from bcg_harness.cli import BUCKETS
+from bcg_harness.cli.options import BUCKETS
 from bcg_harness.errors import HarnessError
 from bcg_harness.outcome import CheckResult
 from bcg_harness.selection import parse_buckets, parse_device, parse_dtype

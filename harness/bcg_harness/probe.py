@@ -21,7 +21,13 @@ from bcg_core import (
 from bcg_core.debug import synchronisation
 from bcg_harness.budgets import Measured, bit_equal
 from bcg_harness.delegating import DelegatingBackend
-from bcg_harness.oracle import cached_slots, measure_attention
+from bcg_harness.oracle import cached_slots, cached_tokens, measure_attention
+
+_DELAY_CYCLES = 2_000_000
+"""Clock cycles that a delay keeps the GPU busy: about 1 ms, while the host gets to the first layer."""
+
+_INPUTS = ("q", "k", "v", "the cached keys", "the cached values")
+"""What a backend is given, and leaves as it is."""
 
 
 @dataclass(kw_only=True)
@@ -30,21 +36,29 @@ class Trace:
 
     Attributes:
         judges: compare every layer with the oracle, which costs time.
+        delays: keep the GPU busy once before the first layer, so that whoever does not wait for its inputs reads what
+            was there before them.
         slots: where the cache holds each request's tokens; filled when it judges.
         batches: what metadata was prepared for, once each time.
         layers: the layers attended to, in order.
         rows: how many rows each of them had.
         measured: errors of each layer and request.
-        input_problems: what was wrong with the inputs of some layer.
+        elsewhere: the layers whose result was not in ``out``, although the backend declares that it writes there.
+        changed: (layer, name) of each of q, k, v and the batch's keys and values in the cache that the backend changed;
+            filled when it judges.
+        missing: (layer, name) of keys and values that were not in the cache; filled when it judges.
     """
 
     judges: bool = False
+    delays: bool = False
     slots: list[Tensor] = field(default_factory=list)
     batches: list[PrefillBatch] = field(default_factory=list)
     layers: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    elsewhere: list[int] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
-    input_problems: list[str] = field(default_factory=list)
+    changed: list[tuple[int, str]] = field(default_factory=list)
+    missing: list[tuple[int, str]] = field(default_factory=list)
 
 
 class Probe(DelegatingBackend):
@@ -57,12 +71,16 @@ class Probe(DelegatingBackend):
     def init_forward_metadata(self, batch: PrefillBatch) -> Metadata:
         """Delegate, and write down the batch."""
         self.trace.batches.append(batch)
-        return super().init_forward_metadata(batch)
+        metadata = super().init_forward_metadata(batch)
+        self._delay(batch)
+        return metadata
 
     def update_bucket_metadata(self, metadata: Metadata | None, batch: PrefillBatch) -> Metadata:
         """Delegate, and write down the batch."""
         self.trace.batches.append(batch)
-        return super().update_bucket_metadata(metadata, batch)
+        updated = super().update_bucket_metadata(metadata, batch)
+        self._delay(batch)
+        return updated
 
     def forward(
         self,
@@ -79,38 +97,47 @@ class Probe(DelegatingBackend):
         trace.layers.append(layer)
         trace.rows.append(q_RNH.shape[0])
         if not trace.judges:
-            return super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+            result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+            if out_RNH is not None and not _is_same_memory(result, out_RNH):
+                trace.elsewhere.append(layer)
+            return result
         batch = trace.batches[-1]
         given = q_RNH.clone(), k_RKH.clone(), v_RKH.clone()
         # Judging waits for the device, whatever a debug tool forbids the backend.
         with synchronisation("default"):
             trace.slots = trace.slots or cached_slots(batch)
-            self._check_cache(batch, kv_cache, layer, *given[1:])
+            new_R = batch.slot_mapping_R.to(kv_cache.device)
+            keys, values = kv_cache.flat(layer)
+            cached = cached_tokens(kv_cache, layer, trace.slots)
+            before = *given, keys[new_R], values[new_R]
+            for name, new, there in zip(("keys", "values"), before[1:3], before[3:], strict=True):
+                # How many rows there are, `structure` judges.
+                if not bit_equal(there, new[: len(new_R)]):
+                    trace.missing.append((layer, name))
         result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
         with synchronisation("default"):
-            for name, before, after in zip("qkv", given, (q_RNH, k_RKH, v_RKH), strict=True):
-                if not bit_equal(before, after):
-                    trace.input_problems.append(f"layer {layer}: the backend changed {name}")
+            after = q_RNH, k_RKH, v_RKH, keys[new_R], values[new_R]
+            for name, then, now in zip(_INPUTS, before, after, strict=True):
+                if not bit_equal(then, now):
+                    trace.changed.append((layer, name))
             trace.measured += measure_attention(
-                result, given[0], batch, trace.slots, kv_cache, layer, scale=self.spec.scale
+                result, given[0], batch, cached, layer, scale=self.spec.scale
             )
         return result
 
-    def _check_cache(
-        self, batch: PrefillBatch, kv_cache: PagedKVCache, layer: int, k_RKH: Tensor, v_RKH: Tensor
-    ) -> None:
-        slots = batch.slot_mapping_R.to(kv_cache.device)
-        if len(slots) != len(k_RKH):
-            self.trace.input_problems.append(
-                f"layer {layer}: the backend was given {len(k_RKH)} rows for {len(slots)} tokens"
-            )
-            return
-        keys, values = kv_cache.flat(layer)
-        for name, cached, new in (("keys", keys, k_RKH), ("values", values, v_RKH)):
-            if not bit_equal(cached[slots], new):
-                self.trace.input_problems.append(
-                    f"layer {layer}: the slots of the batch do not hold its {name}"
-                )
+    def _delay(self, batch: PrefillBatch) -> None:
+        """Hold up what is queued from here on: the first segment, and with it the queries of the first layer."""
+        if self.trace.delays and batch.device.type == "cuda":
+            torch.cuda._sleep(_DELAY_CYCLES)
+
+
+def _is_same_memory(result: object, out_RNH: Tensor) -> bool:
+    """Tell whether ``result`` is ``out_RNH``, or a view of all of it: the core copies nothing then."""
+    if result is out_RNH:
+        return True
+    if not isinstance(result, Tensor):
+        return False
+    return result.data_ptr() == out_RNH.data_ptr() and result.stride() == out_RNH.stride()
 
 
 class IdleBackend(AttentionBackend):

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 _BACKENDS = pytest.StashKey[dict[str, "Candidate | CheckResult"]]()
 """What was found of each backend, or why it cannot be used, by label."""
 
+DISTRIBUTED = (
+    "a suite of bcg_harness cannot be distributed by pytest-xdist, as its tests share a captured runner, a device "
+    "and a report. Add -n 0, which also undoes a -n in addopts: the conformance kit takes seconds on the emulator"
+)
+"""Why ``pytest -n`` is refused, and what to do."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options; ``bcg check`` and ``bcg bench`` have the same without the prefix."""
@@ -84,6 +90,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="case of the conformance kit, as in bcg check --case; repeatable; default: all",
     )
     group.addoption(
+        "--bcg-debug",
+        action="store_true",
+        help="watch the conformance kit with every tool of bcg_core.debug, as bcg check --debug does",
+    )
+    group.addoption(
         "--bcg-report",
         default=None,
         metavar="FILE.json",
@@ -109,14 +120,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Find the modules of ``--bcg-backend-class`` in the current directory, behind everything installed.
 
     Where a suite of this package was asked for, also keep OpenMP's threads from spinning, as ``bcg_harness.cli`` does
-    and for the same reason: it works only before torch is imported.
+    and for the same reason: it works only before torch is imported. Such a suite refuses to be distributed.
     """
     if any(argument.startswith("bcg_harness.") for argument in config.args):
+        if is_distributed(config):
+            raise pytest.UsageError(DISTRIBUTED)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.getoption("--bcg-backend-class"):
         folder = str(config.invocation_params.dir)
         sys.path.append(folder)
         config.add_cleanup(lambda: sys.path.remove(folder))
+
+
+def is_distributed(config: pytest.Config) -> bool:
+    """Tell whether pytest-xdist runs the tests in several processes, of which this may be one."""
+    if config.getoption("dist", "no") != "no" and config.getoption("tx", None):
+        return True
+    return hasattr(config, "workerinput")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """An independent Llama in plain PyTorch, to judge the captured one by.
 
-Shape letters: B requests of equal length, S tokens of each, D model dim, N query heads, K KV heads, H head dim,
-F rotated pairs of a head, X any.
+Shape letters: B requests of equal length, S tokens of each, R some of them, D model dim, N query heads, K KV heads,
+H head dim, F rotated pairs of a head, X any.
 
 It shares with the library the weights and the RoPE table, which belong to the checkpoint, and nothing else: no cache,
 no pages, no graphs, no fused projections, no attention kernel.
@@ -16,6 +16,9 @@ from bcg_llama.rope_table import cos_sin_table
 
 _MAX_LOGITS = 2**27
 """Attention logits of one layer that are held at a time."""
+
+_ROWS = 256
+"""Tokens whose attention is computed at a time."""
 
 
 def high_precision(dtype: torch.dtype) -> torch.dtype:
@@ -63,13 +66,23 @@ class LlamaReference:
         v_BKSH = self._heads(layer + "self_attn.v_proj", x_BSD)
         group = config.num_heads // config.num_kv_heads
         k_BNSH, v_BNSH = (kv.repeat_interleave(group, dim=1) for kv in (k_BKSH, v_BKSH))
-        wide = _wide(x_BSD.dtype)
-        logits_BNSS = q_BNSH.to(wide) @ k_BNSH.to(wide).mT * config.head_dim**-0.5
-        future_SS = torch.ones(length, length, dtype=torch.bool, device=self.device).triu(1)
-        weights_BNSS = logits_BNSS.masked_fill(future_SS, float("-inf")).softmax(dim=-1)
-        out_BNSH = _product(weights_BNSS.to(x_BSD.dtype), v_BNSH)
+        # In parts, as nobody sees what comes later: half the work, and little memory.
+        starts = range(0, length, _ROWS)
+        parts = [
+            self._attend(q_BNSH, k_BNSH, v_BNSH, slice(i, min(i + _ROWS, length))) for i in starts
+        ]
+        out_BNSH = torch.cat(parts, dim=2)
         out_BSX = out_BNSH.transpose(1, 2).flatten(2)
         return self._linear(layer + "self_attn.o_proj", out_BSX)
+
+    def _attend(self, q_BNSH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, rows: slice) -> Tensor:
+        """Attend with some rows, ``[B, N, R, H]``."""
+        wide, stop = _wide(q_BNSH.dtype), rows.stop
+        q_BNRH, k_BNSH, v_BNSH = q_BNSH[:, :, rows], k_BNSH[:, :, :stop], v_BNSH[:, :, :stop]
+        logits_BNRS = q_BNRH.to(wide) @ k_BNSH.to(wide).mT * self.config.head_dim**-0.5
+        seen_RS = torch.ones(stop, stop, dtype=torch.bool, device=self.device).tril()[rows]
+        weights_BNRS = logits_BNRS.masked_fill(~seen_RS, float("-inf")).softmax(dim=-1)
+        return _product(weights_BNRS.to(q_BNSH.dtype), v_BNSH)
 
     def _mlp(self, layer: str, x_BSD: Tensor) -> Tensor:
         gate, up = (self._linear(f"{layer}mlp.{name}_proj", x_BSD) for name in ("gate", "up"))

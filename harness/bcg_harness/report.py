@@ -7,7 +7,9 @@ from typing import Any
 from bcg_core import CaptureReport, ModelSpec
 from bcg_harness.cases import Case
 from bcg_harness.environment import Environment, describe_model
+from bcg_harness.expected_failures import Expectations
 from bcg_harness.outcome import CheckResult, Outcome, is_green, tally
+from bcg_harness.untested import Untested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,9 @@ class CheckReport:
         capture: what was captured; None when no backend could be used.
         cases: what was run.
         notes: what backends say of themselves, by label.
+        untested: what backends declare beyond what was checked, by label.
         results: one for each check of each step, and for all that could not be run.
+        expectations: what is declared as known to fail, backend by backend.
         seconds: wall-clock time of the run, loading included.
         planned: how many cases were to be run, all backends together.
         finished: how many of them were.
@@ -37,7 +41,9 @@ class CheckReport:
     capture: CaptureReport | None
     cases: tuple[Case, ...]
     notes: Mapping[str, list[str]]
+    untested: Mapping[str, Untested]
     results: tuple[CheckResult, ...]
+    expectations: tuple[Expectations, ...]
     seconds: float
     planned: int
     finished: int
@@ -49,8 +55,13 @@ class CheckReport:
 
     @property
     def is_green(self) -> bool:
-        """Tell whether something passed, nothing failed or broke, and nothing was left out."""
+        """Tell whether something was checked, nothing failed or broke unexpectedly, and nothing was left out."""
         return is_green(self.results) and not self.interrupted
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what is wrong with the run itself: declared failures that no check can match."""
+        return [warning for declared in self.expectations for warning in declared.warnings()]
 
     @property
     def interrupted(self) -> bool:
@@ -75,6 +86,15 @@ class CheckReport:
                 **{outcome.value: counts[outcome] for outcome in Outcome},
             },
             "notes": dict(self.notes),
+            "declared_not_tested": {
+                label: untested.to_json() for label, untested in self.untested.items()
+            },
+            "expected_failures": {
+                declared.backend: {known.pattern: known.reason for known in declared.known}
+                for declared in self.expectations
+                if declared.known
+            },
+            "warnings": self.warnings,
             "cases": [case.to_json() for case in self.cases],
             "results": [result.to_json() for result in self.results],
         }

@@ -24,12 +24,15 @@ MOST_TOKENS = 2**20
 """The largest bucket that makes sense: a thousand times what saturates a GPU."""
 
 
-def select_cases(names: Sequence[str], buckets: TokenBuckets, *, max_context: int) -> list[Case]:
+def select_cases(
+    names: Sequence[str], buckets: TokenBuckets, *, page_size: int, max_context: int
+) -> list[Case]:
     """Return the cases called ``names``, or all built-in ones; a name that ends in ``.json`` is a file of cases.
 
     Raises CaseError, with the known names, for a name that there is no case of.
     """
-    builtin = {case.name: case for case in builtin_cases(buckets, max_context=max_context)}
+    sized = builtin_cases(buckets, page_size=page_size, max_context=max_context)
+    builtin = {case.name: case for case in sized}
     cases: list[Case] = []
     for name in names:
         if name.endswith(".json"):

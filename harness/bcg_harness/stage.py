@@ -1,6 +1,7 @@
 """A runner with everything around it that a check needs: a fragmented KV cache, poison, and counters.
 
-Shape letters: T padded tokens, R real tokens, B requests, D model dim, V vocabulary.
+Shape letters: T padded tokens, R real tokens, B requests, D model dim, V vocabulary, M rows of the attention output,
+X a fused row of heads.
 """
 
 import random
@@ -16,10 +17,8 @@ from bcg_core import (
     AttentionSpec,
     CaptureReport,
     Chunk,
-    ForwardContext,
     KVSequence,
     Mode,
-    ModelSpec,
     PagedKVCache,
     PrefillBatch,
     PrefillModel,
@@ -29,30 +28,18 @@ from bcg_core import (
 )
 from bcg_core.debug import poison
 from bcg_harness.cases import Case, Step
+from bcg_harness.counting_model import CountingModel
 from bcg_harness.probe import Probe, Trace, idle_backend
 from bcg_harness.tokens import TokenSource
 
+_LEAST_MAX_REQUESTS = 256
+"""Requests that backends are made for: as a server says, more than there are, so that no batch fills a workspace."""
 
-class CountingModel:
-    """Count the forwards of a model, which must not run during a replay."""
+_SPARE_PAGES = 4
+"""Pages beyond those of the largest case, of which the bystander holds one."""
 
-    def __init__(self, inner: PrefillModel) -> None:
-        self.inner = inner
-        self.forwards = 0
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Return the shapes of the model."""
-        return self.inner.spec
-
-    def forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: ForwardContext) -> Tensor:
-        """Count, and delegate."""
-        self.forwards += 1
-        return self.inner.forward(input_ids_T, positions_T, ctx)
-
-    def compute_logits(self, hidden_BD: Tensor) -> Tensor:
-        """Delegate."""
-        return self.inner.compute_logits(hidden_BD)
+_GUARD_ROWS = 128
+"""As many as the rows of a tile, which is what kernels write at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +55,7 @@ class Arm:
         model_forwards: how often the model's Python ran.
         replays: replays counted, by bucket.
         fallbacks: fallbacks counted, by reason.
-        out_MX: attention output buffer of the runner, rows beyond T included.
+        out_MX: attention output buffer of the runner, with rows beyond T and those that guard its end.
         padded_inputs: token ids, positions and slots of the padded rows, ``[3, T - R]``; empty without any.
     """
 
@@ -110,8 +97,10 @@ class Stage:
         pages = max(
             (sum(-(-n // page_size) for n in case.lengths.values()) for case in cases), default=0
         )
-        # Page 0 is the cache's own, one more belongs to nobody in the batch.
-        self.kv_cache = PagedKVCache(model.spec, num_pages=pages + 2, page_size=page_size)
+        # Page 0 is the cache's own.
+        self.kv_cache = PagedKVCache(
+            model.spec, num_pages=1 + pages + _SPARE_PAGES, page_size=page_size
+        )
         self.model = CountingModel(model)
         self.spec = AttentionSpec.of(model.spec, page_size=page_size)
         self.runner = runner_type(
@@ -119,11 +108,28 @@ class Stage:
             self.kv_cache,
             idle_backend(self.spec),
             buckets=buckets,
-            max_requests=max([1, *(len(step.requests) for case in cases for step in case.steps)]),
+            max_requests=max(
+                [
+                    _LEAST_MAX_REQUESTS,
+                    *(len(step.requests) for case in cases for step in case.steps),
+                ]
+            ),
             engine=engine,
         )
+        self._guarded_MX = self._guard_output()
         self._sequences: dict[int, KVSequence] = {}
         self._bystander = KVSequence()
+
+    def _guard_output(self) -> Tensor:
+        """Give the attention output a buffer that goes on behind its end, and return all of it.
+
+        There a backend's write beyond the last row of the largest bucket shows, which would hit memory of others.
+        """
+        boundary = self.runner.workspace.boundary
+        rows, width = boundary.out_MX.shape
+        guarded_MX = boundary.out_MX.new_full((rows + _GUARD_ROWS, width), float("nan"))
+        boundary.out_MX = guarded_MX[:rows].zero_()
+        return guarded_MX
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
         """Capture all buckets; no backend is involved."""
@@ -138,7 +144,8 @@ class Stage:
         """Give all pages back, shuffle the free ones, and fill the cache with garbage.
 
         As in a server that has run for a while: page tables are not contiguous, and slots that nobody has written yet
-        hold what an earlier request left there: finite garbage, or NaN for a backend that claims to stand it.
+        hold what an earlier request left there: finite garbage. For a backend that claims to stand NaN, every second
+        element is NaN; the others are not, as arithmetic in place does not change the bits of NaN.
         """
         for sequence in (*self._sequences.values(), self._bystander):
             self.kv_cache.free(sequence)
@@ -153,7 +160,9 @@ class Stage:
         self.kv_cache.extend(self._bystander, 1)
         generator = torch.Generator(self.kv_cache.device).manual_seed(seed)
         storage = self.kv_cache.storage_L2PSKH
-        storage.fill_(float("nan")) if nan else storage.normal_(generator=generator)
+        storage.normal_(generator=generator)
+        if nan:
+            storage[..., ::2] = float("nan")
 
     def batch(self, step: Step, source: TokenSource) -> PrefillBatch:
         """Make the batch of ``step``: each sequence goes on where it stands."""
@@ -165,17 +174,37 @@ class Stage:
             chunks.append(Chunk(token_ids=token_ids, sequence=sequence))
         return PrefillBatch.from_chunks(chunks, self.kv_cache)
 
+    def release(self, sequence: int) -> None:
+        """Give the pages of ``sequence`` back; when it comes again, it begins anew."""
+        self.kv_cache.free(self._sequences.pop(sequence))
+
+    def spoil(self, batch: PrefillBatch) -> None:
+        """Fill the slots that ``batch`` is to write with NaN.
+
+        Behind ``release`` they may hold what the same tokens left there, and a write that is missing would not show.
+        """
+        slots = batch.slot_mapping_R.to(self.kv_cache.device)
+        self.kv_cache.storage_L2PSKH.flatten(2, 3)[:, :, slots] = float("nan")
+
     def expected_bucket(self, batch: PrefillBatch) -> int | None:
         """Return the bucket that should serve ``batch``, found independently of the runner."""
         fitting = [size for size in self.runner.buckets if size >= batch.num_tokens > 0]
         return min(fitting, default=None)
 
-    def run(self, batch: PrefillBatch, mode: Mode, probe: Probe, *, judge: bool = False) -> Arm:
-        """Run ``batch`` on poisoned memory."""
+    def run(
+        self,
+        batch: PrefillBatch,
+        mode: Mode,
+        probe: Probe,
+        *,
+        judge: bool = False,
+        delay: bool = False,
+    ) -> Arm:
+        """Run ``batch`` on poisoned memory; ``judge`` and ``delay`` are for the trace of ``probe``."""
         bucket = None if mode is Mode.EAGER else self.expected_bucket(batch)
         padded = batch.num_tokens if bucket is None else bucket
         self._poison(padded)
-        probe.trace = Trace(judges=judge)
+        probe.trace = Trace(judges=judge, delays=delay)
         stats = self.runner.stats
         replays, fallbacks = stats.replays.copy(), stats.fallbacks.copy()
         forwards = self.model.forwards
@@ -195,11 +224,12 @@ class Stage:
             model_forwards=self.model.forwards - forwards,
             replays=stats.replays - replays,
             fallbacks=stats.fallbacks - fallbacks,
-            out_MX=self.runner.workspace.boundary.out_MX.clone(),
+            out_MX=self._guarded_MX.clone(),
             padded_inputs=padded_inputs,
         )
 
     def _poison(self, padded: int) -> None:
         """Poison the workspace, with the slots of a page that no request of the batch owns."""
+        self._guarded_MX.fill_(float("nan"))
         page, page_size = self._bystander.pages[0], self.kv_cache.page_size
         poison(self.runner.workspace, self.model.spec, padded, page=page, page_size=page_size)

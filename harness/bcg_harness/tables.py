@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bcg_harness.checks import CHECK_NAMES
-from bcg_harness.environment import dtype_name
+from bcg_harness.environment import describe_model, dtype_name, model_shape
 from bcg_harness.outcome import CheckResult, Outcome, tally
 from bcg_harness.report import CheckReport
 
@@ -16,36 +16,45 @@ _STYLES = {
     Outcome.PASSED: "green",
     Outcome.FAILED: "bold red",
     Outcome.SKIPPED: "yellow",
+    Outcome.XFAILED: "yellow",
     Outcome.ERROR: "bold red",
 }
 _WORDS = {
     Outcome.PASSED: "ok",
     Outcome.FAILED: "FAIL",
     Outcome.SKIPPED: "skip",
+    Outcome.XFAILED: "xfail",
     Outcome.ERROR: "ERROR",
 }
-_GRAVITY = (Outcome.ERROR, Outcome.FAILED, Outcome.SKIPPED, Outcome.PASSED)
+_GRAVITY = (Outcome.ERROR, Outcome.FAILED, Outcome.XFAILED, Outcome.SKIPPED, Outcome.PASSED)
 _MOST_PROBLEMS = 20
+_HEADERS = {
+    "attention": "atten-\ntion",
+    "structure": "struc-\nture",
+    "kv_isolation": "kv iso-\nlation",
+    "padding": "pad-\nding",
+    "interleaved": "inter-\nleaved",
+}
+"""Checks whose names would take the room that those of cases need in 80 columns."""
 
 
 def context_line(report: CheckReport) -> str:
     """Return in one line what was run on what."""
     spec = report.spec
-    shape = (
-        f"{spec.num_layers} layers, D {spec.hidden_size}, "
-        f"{spec.num_heads}/{spec.num_kv_heads} heads of {spec.head_dim}"
-    )
+    shape = model_shape(describe_model(spec))
     buckets = ", ".join(map(str, report.buckets))
     capture = f"buckets {buckets}, pages of {report.settings['page_size']}"
     if report.capture is not None:
         capture += ", captured once for all backends"
+    if report.settings["debug"]:
+        capture += ", watched by all debug tools"
     return f"{report.environment} | {report.model} ({shape}) | {dtype_name(spec.dtype)} | {capture}"
 
 
 def check_table(report: CheckReport, backend: str) -> Table | None:
     """Return a table of ``backend``: a row for each case, a column for each check; None when it could not be used.
 
-    A cell is the worst of all steps.
+    A cell is the worst of all steps. A check that had nothing to judge in any case has no column.
     """
     results = [result for result in report.results if result.backend == backend and result.case]
     if not results:
@@ -54,18 +63,22 @@ def check_table(report: CheckReport, backend: str) -> Table | None:
         title=f"backend {escape(backend)}",
         title_justify="left",
         box=SIMPLE_HEAD,
+        show_edge=False,
         padding=0,
         collapse_padding=False,
         caption="numbers: largest error as a fraction of its budget; -: nothing to check",
         caption_justify="left",
     )
     table.add_column("case", overflow="fold")
-    for check in CHECK_NAMES:
-        table.add_column(check.replace("_", "\n", 1), no_wrap=True, justify="right")
+    made = {result.check for result in results}
+    checks = [check for check in CHECK_NAMES if check in made] or CHECK_NAMES
+    for check in checks:
+        header = _HEADERS.get(check, check.replace("_", "\n", 1))
+        table.add_column(header, no_wrap=True, justify="right")
     for case in report.cases:
         of_case = [result for result in results if result.case == case.name]
         whole = [result for result in of_case if result.check is None]
-        cells = [_cell([r for r in of_case if r.check == check] or whole) for check in CHECK_NAMES]
+        cells = [_cell([r for r in of_case if r.check == check] or whole) for check in checks]
         table.add_row(escape(case.name), *cells)
     return table
 
@@ -81,17 +94,19 @@ def summary_line(report: CheckReport) -> str:
     line = f"{', '.join(parts)} in {report.seconds:.1f} s"
     if report.interrupted:
         line += f", interrupted after {report.finished} of {report.planned} cases"
-    if not counts[Outcome.PASSED]:
+    if not any(outcome.is_good for outcome in counts):
         line += ": [bold red]nothing was checked with success, so this run is not green[/]"
     return line
 
 
 def _counted(outcome: Outcome, count: int) -> str:
+    if outcome is Outcome.XFAILED:
+        return "failed as expected"
     return "errors" if outcome is Outcome.ERROR and count > 1 else outcome.value
 
 
 def problem_lines(report: CheckReport) -> Iterator[str]:
-    """Yield what failed, step by step, and why what was skipped was skipped, as markup."""
+    """Yield what failed, step by step, why what was skipped or failed as expected did, and warnings, as markup."""
     bad = [result for result in report.results if result.outcome.is_bad]
     for result in bad[:_MOST_PROBLEMS]:
         word = _WORDS[result.outcome]
@@ -99,13 +114,16 @@ def problem_lines(report: CheckReport) -> Iterator[str]:
     if len(bad) > _MOST_PROBLEMS:
         yield f"... and {len(bad) - _MOST_PROBLEMS} more (--json lists all)"
     reasons = Counter(
-        (result.backend, result.detail)
+        (result.outcome, result.backend, result.expected or result.detail)
         for result in report.results
-        if result.outcome is Outcome.SKIPPED
+        if result.outcome in (Outcome.SKIPPED, Outcome.XFAILED)
     )
-    for (backend, reason), count in reasons.items():
+    for (outcome, backend, reason), count in reasons.items():
         times = f" ({count} times)" if count > 1 else ""
-        yield f"[yellow]skip[/] {escape(backend)}{times}: {escape(reason)}"
+        word = f"[{_STYLES[outcome]}]{_WORDS[outcome]}[/]"
+        yield f"{word} {escape(backend)}{times}: {escape(reason)}"
+    for warning in report.warnings:
+        yield f"[yellow]warning[/] {escape(warning)}"
 
 
 def _place(result: CheckResult) -> str:

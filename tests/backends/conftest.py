@@ -164,6 +164,23 @@ def make_scene() -> Callable[..., Scene]:
     return make
 
 
+LENGTHS: dict[str, list[tuple[int, int]]] = {
+    "one_token": [(0, 1)],
+    "two_requests": [(0, 8), (0, 5)],
+    "one_token_each": [(0, 1), (0, 1), (0, 1)],
+    "one_token_behind_a_prefix_each": [(5, 1), (40, 1), (300, 1)],
+    "a_prefix_of_one": [(1, 6)],
+    "mixed": [(0, 3), (127, 1), (128, 4), (1, 1), (0, 1), (17, 8)],
+}
+
+
+@pytest.fixture(params=LENGTHS.values(), ids=LENGTHS)
+def lengths(request: pytest.FixtureRequest) -> list[tuple[int, int]]:
+    """Return (prefix, new) tokens of requests, in each of the ways that kernels take differently."""
+    found: list[tuple[int, int]] = request.param
+    return found
+
+
 def scattered(kv_cache: PagedKVCache, prefix: int, new: int) -> Chunk:
     """Return a chunk of ``new`` tokens behind ``prefix`` cached ones, on pages that are not in order."""
     sequence = KVSequence(cached=prefix)

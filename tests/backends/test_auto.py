@@ -187,6 +187,16 @@ def test_results_are_those_of_the_chosen_backend(prefix_len: int) -> None:
     assert torch.equal(ours, trial.run(Good(SPEC, LIMITS, CPU), 1))
 
 
+def test_a_result_of_a_backend_that_does_not_write_out_ends_up_there() -> None:
+    backend, trial = warmed(Good), Trial(Shape(tokens=9, requests=2, prefix_len=0), SPEC, CPU)
+    metadata = backend.init_forward_metadata(trial.batch)
+    given = trial.q_RNH, trial.k_RKH, trial.v_RKH, trial.kv_cache, 0, metadata
+    out_RNH = torch.full_like(trial.q_RNH, float("nan"))
+    assert not Good.capabilities.supports_out
+    assert backend.forward(*given, out_RNH) is out_RNH
+    assert torch.equal(out_RNH, trial.run(Good(SPEC, LIMITS, CPU), 1))
+
+
 @pytest.mark.parametrize("fault", [lambda out: out * 1.001, lambda out: out * float("nan")])
 def test_a_trial_finds_faults(fault: Callable[[Tensor], Tensor]) -> None:
     class Faulty(SDPABackend):

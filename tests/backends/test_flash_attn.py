@@ -270,18 +270,8 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 # Results, from the very arguments
 
-CASES: dict[str, list[tuple[int, int]]] = {
-    "one_token": [(0, 1)],
-    "two_requests": [(0, 8), (0, 5)],
-    "one_token_each": [(0, 1), (0, 1), (0, 1)],
-    "one_token_behind_a_prefix_each": [(5, 1), (40, 1), (300, 1)],
-    "a_prefix_of_one": [(1, 6)],
-    "mixed": [(0, 3), (127, 1), (128, 4), (1, 1), (0, 1), (17, 8)],
-}
-
 
 @pytest.mark.parametrize("page_size", [16, 128, 256])
-@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
 def test_kernels_are_told_what_the_result_needs(
     make_scene: MakeScene, library: Library, lengths: list[tuple[int, int]], page_size: int
 ) -> None:
@@ -353,7 +343,6 @@ def test_the_scale_of_the_spec_is_told(
 # Full graphs
 
 
-@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
 def test_a_launch_made_before_the_batch_serves_it(
     make_scene: MakeScene, library: Library, lengths: list[tuple[int, int]]
 ) -> None:

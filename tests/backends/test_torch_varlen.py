@@ -15,10 +15,8 @@ from torch import Tensor
 
 from bcg_backends.torch_varlen import TorchVarlenBackend
 from bcg_backends.varlen import KeySource
-from bcg_core import AttentionSpec
 
 MakeScene = Callable[..., Any]
-Gpu = Callable[[tuple[int, int] | None], None]
 Given = dict[str, Any]
 
 
@@ -117,17 +115,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected).norm() / expected.norm())
 
 
-CASES: dict[str, list[tuple[int, int]]] = {
-    "one_token": [(0, 1)],
-    "two_requests": [(0, 8), (0, 5)],
-    "one_token_behind_a_prefix_each": [(5, 1), (40, 1), (300, 1)],
-    "a_prefix_of_one": [(1, 6)],
-    "mixed": [(0, 3), (127, 1), (128, 4), (1, 1), (0, 1), (17, 8)],
-}
-
-
 @pytest.mark.parametrize("page_size", [1, 16, 256])
-@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
 def test_the_kernel_is_told_what_the_result_needs(
     make_scene: MakeScene, library: Library, lengths: list[tuple[int, int]], page_size: int
 ) -> None:
@@ -283,7 +271,6 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchVarlenBackend, "capabilities", record)
 
 
-@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("library", ["new"], indirect=True)
 def test_a_launch_made_before_the_batch_serves_it(
     make_scene: MakeScene, library: Library, declared: None, lengths: list[tuple[int, int]]
@@ -309,42 +296,5 @@ def test_a_full_graph_needs_pages_that_torch_reads(
     assert reason in backend.refuse_full_graph()
 
 
-# Limits
-
-SPEC = AttentionSpec(
-    num_heads=8, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16, page_size=16, scale=0.125
-)
-
-
 def test_torch_alone_is_enough() -> None:
     assert TorchVarlenBackend.unavailable() is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, None),
-        ({"head_dim": 8}, None),
-        ({"head_dim": 256}, None),
-        ({"page_size": 7}, None),
-        ({"dtype": torch.float16}, None),
-        ({"head_dim": 20}, "head_dims: takes multiples of 8 up to 256, not 20"),
-        ({"head_dim": 264}, "head_dims: takes multiples of 8 up to 256, not 264"),
-        ({"dtype": torch.float32}, "dtypes: takes bfloat16, float16, not float32"),
-    ],
-    ids=str,
-)
-def test_declared_limits_are_kept(gpu: Gpu, changes: dict[str, Any], reason: str | None) -> None:
-    gpu((9, 0))
-    assert TorchVarlenBackend.unsupported(replace(SPEC, **changes), torch.device("cuda")) == reason
-
-
-def test_the_cpu_is_refused() -> None:
-    reason = TorchVarlenBackend.unsupported(SPEC, torch.device("cpu"))
-    assert reason == "devices: runs on cuda, not on cpu"
-
-
-def test_old_gpus_are_refused(gpu: Gpu) -> None:
-    gpu((7, 5))
-    reason = TorchVarlenBackend.unsupported(SPEC, torch.device("cuda"))
-    assert reason == "min_compute_capability: needs (8, 0), this GPU has (7, 5)"

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from bcg_backends.xformers import XFormersBackend
-from bcg_core import AttentionSpec
 
 MakeScene = Callable[..., Any]
 Gpu = Callable[[tuple[int, int] | None], None]
@@ -104,17 +103,8 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 # Results, from the very arguments
 
-CASES: dict[str, list[tuple[int, int]]] = {
-    "one_token": [(0, 1)],
-    "two_requests": [(0, 8), (0, 5)],
-    "one_token_behind_a_prefix_each": [(5, 1), (40, 1), (300, 1)],
-    "a_prefix_of_one": [(1, 6)],
-    "mixed": [(0, 3), (127, 1), (128, 4), (1, 1), (0, 1), (17, 8)],
-}
-
 
 @pytest.mark.parametrize("page_size", [1, 16, 256])
-@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
 def test_the_operator_is_given_what_the_result_needs(
     make_scene: MakeScene, library: Library, lengths: list[tuple[int, int]], page_size: int
 ) -> None:
@@ -283,42 +273,11 @@ def test_a_missing_operator_is_explained(
 
 
 def test_without_a_gpu_the_device_is_what_is_missing(
-    library: Library, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+    make_scene: MakeScene, library: Library, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu(None)
     monkeypatch.setattr(Operator, "available", False)
     assert XFormersBackend.unavailable() is None
-    reason = XFormersBackend.unsupported(SPEC, torch.device("cpu"))
+    spec = make_scene([(0, 1)], dtype=torch.bfloat16).spec
+    reason = XFormersBackend.unsupported(spec, torch.device("cpu"))
     assert reason == "devices: runs on cuda, not on cpu"
-
-
-# Limits
-
-SPEC = AttentionSpec(
-    num_heads=8, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16, page_size=16, scale=0.125
-)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, None),
-        ({"head_dim": 8}, None),
-        ({"head_dim": 256}, None),
-        ({"page_size": 7}, None),
-        ({"dtype": torch.float16}, None),
-        ({"head_dim": 20}, "head_dims: takes multiples of 8 up to 256, not 20"),
-        ({"head_dim": 264}, "head_dims: takes multiples of 8 up to 256, not 264"),
-        ({"dtype": torch.float32}, "dtypes: takes bfloat16, float16, not float32"),
-    ],
-    ids=str,
-)
-def test_declared_limits_are_kept(gpu: Gpu, changes: dict[str, Any], reason: str | None) -> None:
-    gpu((9, 0))
-    assert XFormersBackend.unsupported(replace(SPEC, **changes), torch.device("cuda")) == reason
-
-
-def test_old_gpus_are_refused(gpu: Gpu) -> None:
-    gpu((7, 5))
-    reason = XFormersBackend.unsupported(SPEC, torch.device("cuda"))
-    assert reason == "min_compute_capability: needs (8, 0), this GPU has (7, 5)"

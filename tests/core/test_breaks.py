@@ -177,6 +177,30 @@ def test_breaks_at_the_very_start_and_end_are_recorded(capture: Capture) -> None
     assert x.tolist() == [6]
 
 
+def test_work_that_a_break_leaves_to_another_thread_is_in_no_segment(
+    capture: Callable[..., tuple[BreakableCUDAGraph, Any]],
+) -> None:
+    x, y = torch.zeros(1), torch.zeros(1)
+    threads, go = list[threading.Thread](), threading.Event()
+
+    @eager_on_graph
+    def leave() -> None:
+        threads.append(threading.Thread(target=lambda: (go.wait(10), x.add_(1))))
+        threads[-1].start()
+
+    def work() -> None:
+        leave()
+        y.add_(1)
+        go.set()
+        threads[-1].join()
+
+    graph, _ = capture(work)
+    assert (x.item(), y.item()) == (1, 0)
+    graph.replay()
+    threads[-1].join()
+    assert (x.item(), y.item()) == (2, 1)
+
+
 def test_a_break_nested_in_a_break_runs_inline(capture: Capture) -> None:
     inner = eager_on_graph(lambda x: x.add_(1))
     outer = eager_on_graph(lambda x: inner(x).mul_(10))

@@ -234,7 +234,15 @@ def test_empty_segments_are_kept_without_a_warning(engine: CUDASegmentEngine) ->
     assert len(graph.segments) == 4
 
 
-@pytest.mark.parametrize("kind", ["segment", "break", "static"])
+def churn() -> None:
+    """Allocate, fill and free tensors of many sizes, so that memory that nobody holds is overwritten."""
+    gc.collect()
+    sizes = (64, 128, 512, 1 << 10, 1 << 12, 1 << 14, 1 << 15, 1 << 16)
+    noise = [torch.full((size,), -1.0, device="cuda") for size in sizes for _ in range(50)]
+    del noise
+
+
+@pytest.mark.parametrize("kind", ["segment", "break", "static", "warm-up"])
 def test_an_argument_survives_a_later_capture_in_the_pool(
     engine: CUDASegmentEngine, kind: str
 ) -> None:
@@ -242,21 +250,31 @@ def test_an_argument_survives_a_later_capture_in_the_pool(
     x = torch.arange(float(1 << 16), device="cuda")
     large, result = capture_doubling(engine, x, kind)
     small, _ = capture_doubling(engine, x[: 1 << 15], kind)
-    noise = [torch.full((1 << 16,), -1.0, device="cuda") for _ in range(50)]
-    del noise
-    small.replay()
-    large.replay()
-    assert torch.equal(result, (x + 1) * 2 + 0.5)
+    for _ in range(3):
+        churn()
+        small.replay()
+        churn()
+        large.replay()
+        assert torch.equal(result, (x + 1) * 2 + 0.5)
 
 
 def capture_doubling(
     engine: CUDASegmentEngine, x: Tensor, kind: str
 ) -> tuple[BreakableCUDAGraph, Tensor]:
     static = [x + 1]
+    warm: list[Tensor] = []
+
+    def made_once() -> Tensor:
+        if warm:
+            return warm.pop()
+        warm.append(x + 1)
+        return warm[0]
+
     sources: dict[str, Callable[[], Tensor]] = {
         "segment": lambda: x + 1,
         "break": eager_on_graph(lambda: x + 1),
         "static": lambda: static[0],
+        "warm-up": made_once,
     }
 
     @eager_on_graph
@@ -268,6 +286,30 @@ def capture_doubling(
     graph, result = capture(engine, lambda: double(sources[kind]()) + 0.5)
     static.clear()
     return graph, result
+
+
+def test_work_that_a_break_queues_on_another_stream_is_in_no_segment(
+    engine: CUDASegmentEngine,
+) -> None:
+    x, y, side = ones(1), ones(4), torch.cuda.Stream()
+
+    @eager_on_graph
+    def elsewhere() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)  # about 10 ms: into the capture of the next segment
+            x.add_(1)
+
+    graph = BreakableCUDAGraph(engine)
+    with torch.no_grad(), BreakableCUDAGraphCapture(graph):
+        y.add_(1)
+        elsewhere()
+        y.add_(1)
+    torch.cuda.synchronize()
+    assert (x.item(), y.tolist()) == (2, [1] * 4)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (x.item(), y.tolist()) == (3, [3] * 4)
 
 
 # Memory
@@ -531,6 +573,19 @@ def test_a_replay_of_a_model_has_the_bits_of_padded_eager(
     replayed = runner.prefill(batch).hidden_RD.clone()
     assert torch.equal(replayed, runner.prefill(batch, mode=Mode.PADDED_EAGER).hidden_RD)
     assert sum(runner.stats.replays.values()) == 1
+
+
+@pytest.mark.parametrize("lengths", [(9,), (3, 4), (16,)], ids=str)
+def test_addresses_recorded_at_capture_are_held_by_the_runner(
+    runner: PrefillRunner, lengths: tuple[int, ...]
+) -> None:
+    batch = batch_of(runner, *lengths)
+    expected = runner.prefill(batch, mode=Mode.PADDED_EAGER).hidden_RD.clone()
+    for _ in range(3):
+        churn()
+        runner.prefill(batch_of(runner, 5))
+        churn()
+        assert torch.equal(runner.prefill(batch).hidden_RD, expected)
 
 
 def test_a_model_that_reads_on_the_host_is_refused_and_the_runner_captures_later(

@@ -80,6 +80,7 @@ class FakeCuda:
         self.illegal = False
         self.illegal_ends = 0
         self.current = Stream(self, "caller")
+        self.device = 3
         self.names = cycle(["capture", "warm-up"])
         self.ended: list[tuple[Any, Any]] = []
         self.snapshots: dict[Any, list[dict[str, int]]] = {}
@@ -88,7 +89,8 @@ class FakeCuda:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fakes = {
             "is_available": lambda: True,
-            "current_device": lambda: 3,
+            "current_device": lambda: self.device,
+            "device": self.on_device,
             "Stream": lambda device: Stream(self, next(self.names)),
             "current_stream": lambda device: self.current,
             "stream": self.stream,
@@ -108,6 +110,14 @@ class FakeCuda:
             yield
         finally:
             self.current = before
+
+    @contextmanager
+    def on_device(self, index: int) -> Iterator[None]:
+        before, self.device = self.device, index
+        try:
+            yield
+        finally:
+            self.device = before
 
     def new_pool(self) -> str:
         self.pools += 1
@@ -163,6 +173,33 @@ def test_an_index_is_kept(cuda: FakeCuda) -> None:
 
 def test_cuda_has_the_engine_of_real_graphs(cuda: FakeCuda) -> None:
     assert isinstance(engine_for("cuda"), CUDASegmentEngine)
+
+
+@pytest.fixture
+def elsewhere(cuda: FakeCuda, engine: CUDASegmentEngine) -> tuple[BreakableCUDAGraph, list[int]]:
+    """Capture a break on device 3, then make device 0 current; returns the graph and what the break sees as current."""
+    seen: list[int] = []
+    note = eager_on_graph(lambda: seen.append(cuda.device))
+    graph = BreakableCUDAGraph(engine)
+    with BreakableCUDAGraphCapture(graph):
+        note()
+    cuda.device = 0
+    return graph, seen
+
+
+def test_a_break_at_replay_sees_the_device_of_the_capture(
+    elsewhere: tuple[BreakableCUDAGraph, list[int]],
+) -> None:
+    graph, seen = elsewhere
+    graph.replay()
+    assert seen == [3, 3]
+
+
+def test_after_a_replay_the_callers_device_is_current(
+    cuda: FakeCuda, elsewhere: tuple[BreakableCUDAGraph, list[int]]
+) -> None:
+    elsewhere[0].replay()
+    assert cuda.device == 0
 
 
 # Captures

@@ -66,6 +66,9 @@ PLUGIN = """
         def __init__(self, spec, limits, device):
             raise TypeError("raised by the constructor itself")
 
+    class Unlike(Toy):
+        def __init__(self): ...
+
     class Nameless(AttentionBackend):
         def init_forward_metadata(self, batch): ...
 
@@ -231,6 +234,7 @@ BROKEN = {
     "attribute": "math:no_such_backend",
     "vendor": "plugin_with_vendor:Backend",
     "exit": "plugin_that_exits:Backend",
+    "base": "plugin_that_stops:Backend",
 }
 
 
@@ -239,6 +243,7 @@ def broken(environment: Environment) -> Environment:
     code = "raise OSError('libvendor.so.3: cannot open shared object file')"
     (environment.folder / "plugin_with_vendor.py").write_text(code)
     (environment.folder / "plugin_that_exits.py").write_text("raise SystemExit('no licence')")
+    (environment.folder / "plugin_that_stops.py").write_text("raise BaseException('no such CPU')")
     environment.install("broken", **BROKEN)
     return environment
 
@@ -250,6 +255,7 @@ def broken(environment: Environment) -> Environment:
         ("attribute", "no_such_backend", AttributeError),
         ("vendor", "libvendor.so.3: cannot open shared object file", OSError),
         ("exit", "no licence", SystemExit),
+        ("base", "no such CPU", BaseException),
     ],
     ids=BROKEN,
 )
@@ -268,6 +274,24 @@ def test_a_broken_entry_point_is_harmless_to_other_names(broken: Environment) ->
     assert set(BROKEN) < set(registry.names())
     assert registry.load("toy").name == "toy"
     assert registry.load("sdpa").name == "sdpa"
+
+
+def test_an_interrupt_while_a_plug_in_is_imported_ends_the_run(environment: Environment) -> None:
+    (environment.folder / "interrupted_plugin.py").write_text("raise KeyboardInterrupt")
+    environment.install("slow", slow="interrupted_plugin:Backend")
+    with pytest.raises(KeyboardInterrupt):
+        BackendRegistry().load("slow")
+
+
+@pytest.mark.parametrize("name", ["two words", "a/b", "toy[x]", "a,b"])
+def test_a_name_that_could_be_taken_for_something_else_is_refused_alone(
+    environment: Environment, name: str
+) -> None:
+    environment.install("odd", **{name: "Toy", "plain-1.0_x": "Toy"})
+    registry = BackendRegistry()
+    with pytest.raises(BackendLoadError, match="of odd needs another name: letters, digits"):
+        registry.load(name)
+    assert registry.load("plain-1.0_x").name == "toy"
 
 
 @pytest.mark.parametrize("value", ["NoBackend", "instance", "math:pi", "bcg_core:PagedKVCache"])
@@ -295,9 +319,11 @@ def test_capabilities_of_another_type_are_refused(environment: Environment) -> N
         BackendRegistry().load("odd")
 
 
-def test_an_entry_point_without_a_distribution_is_still_reported() -> None:
+def test_a_class_that_no_distribution_registers_is_called_that() -> None:
     point = EntryPoint(name="lost", value="math:pi", group=ENTRY_POINT_GROUP)
-    with pytest.raises(BackendLoadError, match="of an unknown distribution is no"):
+    with pytest.raises(
+        BackendLoadError, match="class 'math:pi', which no distribution registers, is no"
+    ):
         BackendRegistry({"lost": [point]}).load("lost")
 
 
@@ -323,6 +349,17 @@ def test_an_option_that_is_not_taken_is_named(environment: Environment) -> None:
     ) as caught:
         create("toy", spilts=3)
     assert isinstance(caught.value, TypeError)
+
+
+def test_a_constructor_with_another_signature_is_told_which_is_expected(
+    environment: Environment,
+) -> None:
+    environment.install("one", unlike="Unlike")
+    with pytest.raises(
+        BackendOptionError,
+        match=r"no options: too many .* made with \(spec, limits, device, \*\*options\), and Unlike takes \(\)",
+    ):
+        create("unlike")
 
 
 def test_a_missing_library_is_reported_with_the_install_hint(environment: Environment) -> None:

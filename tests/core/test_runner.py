@@ -245,6 +245,22 @@ def test_warm_up_comes_before_every_capture(make_runner: Make, toy_model: type[A
     ]
 
 
+def test_what_a_model_makes_at_its_first_call_is_made_in_warm_up(
+    make_runner: Make, make_batch: Make, toy_model: type[Any]
+) -> None:
+    class Lazy(toy_model):
+        table = None
+
+        def forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: Any) -> Tensor:
+            if self.table is None:
+                self.table = torch.tensor([2.0])  # of host data, which a segment refuses
+            return super().forward(input_ids_T, positions_T, ctx) * self.table
+
+    runner, batch = make_runner(model=Lazy()), make_batch(3, 4)
+    replayed = runner.prefill(batch).hidden_RD.clone()
+    assert torch.equal(replayed, runner.prefill(batch, mode=Mode.PADDED_EAGER).hidden_RD)
+
+
 def test_capture_leaves_the_cache_as_it_was_but_for_the_reserved_page(
     make_runner: Make, make_batch: Make, kv_cache: PagedKVCache
 ) -> None:

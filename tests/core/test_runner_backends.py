@@ -18,6 +18,7 @@ from bcg_core import (
     UnknownBackendError,
     UnsupportedSpecError,
 )
+from bcg_core.breaks import active_recorder
 
 Make = Callable[..., Any]
 
@@ -122,6 +123,28 @@ def test_warm_up_of_a_backend_leaves_pages_in_use_alone(
     before = runner.kv_cache.storage_L2PSKH[:, :, 1:].clone()
     runner.capture()
     assert torch.equal(runner.kv_cache.storage_L2PSKH[:, :, 1:], before)
+
+
+def test_a_backend_that_skips_its_warm_up_is_lazy_at_the_first_replay_and_in_no_capture(
+    make_runner: Make, make_backend: Make, make_batch: Make, toy_backend: type[Any]
+) -> None:
+    # There it may compile, allocate and wait: a break is ordinary Python.
+    recorders: list[Any] = []
+
+    class Lazy(toy_backend):
+        def warm_up(
+            self, batches: Sequence[PrefillBatch], run: Callable[[PrefillBatch], None]
+        ) -> None:
+            pass
+
+        def forward(self, *arguments: Any) -> Tensor:
+            recorders.append(active_recorder.get())
+            return super().forward(*arguments)
+
+    runner = make_runner(backend=make_backend(Lazy))
+    assert recorders == []
+    assert runner.prefill(make_batch(3, 4)).admission.bucket == 8
+    assert recorders == [None, None]
 
 
 def test_a_backend_may_warm_up_as_it_likes(

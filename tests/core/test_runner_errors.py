@@ -482,6 +482,21 @@ def test_batches_of_a_missing_bucket_go_to_a_larger_one(
     assert runner.admit(make_batch(3)) == expected
 
 
+def test_a_capture_that_runs_out_of_memory_takes_nothing_from_the_kv_cache(
+    make_runner: Make, make_batch: Make, toy_model: type[Any], kv_cache: PagedKVCache
+) -> None:
+    # The cache is the caller's, and as large as it will be: graphs take of what is left, or go without.
+    model = failing_model(toy_model, out_of_memory(16, "capture"))
+    runner = make_runner(model=model, captured=False)
+    runner.prefill(make_batch(5))
+    storage, pages = kv_cache.storage_L2PSKH, kv_cache.free_pages
+    before = storage[:, :, 1:].clone()
+    assert list(runner.capture().failed) == [16]
+    assert kv_cache.storage_L2PSKH is storage
+    assert torch.equal(storage[:, :, 1:], before)
+    assert kv_cache.free_pages == pages
+
+
 def test_batches_beyond_a_missing_largest_bucket_run_eagerly(
     make_runner: Make, make_batch: Make, toy_model: type[Any]
 ) -> None:

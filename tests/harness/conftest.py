@@ -1,11 +1,13 @@
 """Fixtures of the harness's own tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
 
+from bcg_core import ENTRY_POINT_GROUP, registry
 from bcg_llama import PRESETS, LlamaModel, random_llama
 
 
@@ -22,3 +24,16 @@ def single_thread() -> Iterator[None]:
 def small_model() -> LlamaModel:
     """Return the smallest model with more than one layer and with grouped heads; tests must not change it."""
     return random_llama(replace(PRESETS["tiny"], num_layers=2))
+
+
+@pytest.fixture
+def only_backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that makes these the only registered backends."""
+
+    def register(**values: str) -> None:
+        points = {
+            name: [EntryPoint(name, value, ENTRY_POINT_GROUP)] for name, value in values.items()
+        }
+        monkeypatch.setattr(registry, "_installed", lambda: points)
+
+    return register

@@ -48,7 +48,36 @@ def test_a_wrong_row_exceeds_the_budget(exact_RX: Tensor, dtype: torch.dtype) ->
 def test_a_wrong_row_is_named_as_such(exact_RX: Tensor) -> None:
     actual = exact_RX.float()
     actual[100, 3] += 1e-4
-    assert judge(actual, exact_RX, torch.float32).what == "it, worst row"
+    assert judge(actual, exact_RX, torch.float32).what == "it, worst row 100"
+
+
+def test_a_wrong_row_is_named_beside_an_error_of_all_rows(exact_RX: Tensor) -> None:
+    actual = exact_RX.float() * (1 + 2**-18)
+    actual[100] *= 1 + 2**-17
+    low = Errors(whole=0.0, row=1e-5)
+    comparison = compare(actual, exact_RX, low=low, what="it", position=7)
+    assert (comparison.what, comparison.worst) == ("it", "row 100 (position 107)")
+
+
+def test_rows_and_heads_that_are_not_finite_are_named() -> None:
+    actual = torch.zeros(80, 3, 4)
+    actual[60, 1, 2], actual[79, 0, 0] = math.nan, -math.inf
+    comparison = compare(actual, torch.ones(80, 3, 4), low=EXACT, what="it", position=16)
+    assert comparison.not_finite == (
+        "2 of 80 rows are not finite in heads 0, 1, first row 60 (position 76)"
+    )
+
+
+def test_a_single_row_that_is_not_finite_in_all_heads_is_named(exact_RX: Tensor) -> None:
+    actual = exact_RX.float()
+    actual[239] = math.nan
+    comparison = compare(actual, exact_RX, low=EXACT, what="it")
+    assert comparison.not_finite == "1 of 240 rows is not finite, first row 239"
+
+
+def test_nothing_is_said_of_rows_that_are_finite_though_wrong() -> None:
+    comparison = compare(torch.ones(3, 4), torch.zeros(3, 4), low=EXACT, what="it")
+    assert (comparison.error, comparison.not_finite) == (math.inf, "")
 
 
 def test_an_error_everywhere_exceeds_the_budget(exact_RX: Tensor, dtype: torch.dtype) -> None:

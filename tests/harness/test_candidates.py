@@ -13,11 +13,13 @@ import torch
 from bcg_core import (
     ENTRY_POINT_GROUP,
     AttentionBackend,
+    BackendOptionError,
     BackendRegistry,
     Capabilities,
     UnknownBackendError,
 )
 from bcg_harness import Candidate, CheckResult, Outcome, select_backends
+from bcg_harness.candidates import name_note
 from bcg_harness.testing import MaskBackend, NoPrefix, Variants
 
 CPU = torch.device("cpu")
@@ -49,6 +51,15 @@ def test_a_missing_library_is_a_skip_with_its_hint(registry: BackendRegistry) ->
     usable, others = select_backends(["mask", "gone"], registry, device=CPU, required=False)
     assert labels(usable) == ["mask"]
     assert reasons(others) == [(Outcome.SKIPPED, "gone", HINT)]
+    assert [result.declared for result in others] == [False]
+
+
+@pytest.mark.parametrize("name", ["mask", "gone"])
+def test_an_option_that_is_not_taken_is_refused_installed_or_not(
+    registry: BackendRegistry, name: str
+) -> None:
+    with pytest.raises(BackendOptionError, match=rf"'{name}': .*options \['spilts'\]"):
+        select_backends([f"{name}[spilts=3]"], registry, device=CPU, required=True)
 
 
 def test_a_missing_library_is_an_error_when_asked_for(registry: BackendRegistry) -> None:
@@ -89,6 +100,7 @@ def test_another_kind_of_device_is_a_skip_that_names_the_limit(registry: Backend
     meta = torch.device("meta")
     usable, others = select_backends(["mask"], registry, device=meta, required=True)
     assert usable == []
+    assert [result.declared for result in others] == [True]
     assert reasons(others) == [
         (Outcome.SKIPPED, "mask", "devices: runs on cpu, cuda, not on meta (try --device cpu)")
     ]
@@ -110,6 +122,14 @@ class NoVariants(MaskBackend):
         return []
 
 
+class NamesWhatItDoesNotTake(MaskBackend):
+    name = "names-what-it-does-not-take"
+
+    @classmethod
+    def variants(cls) -> Sequence[Mapping[str, Any]]:
+        return [{"spilts": 3}]
+
+
 class NoCapabilities(MaskBackend):
     name = "no-capabilities"
     capabilities = cast("Capabilities", {"gqa": True})
@@ -121,6 +141,14 @@ class SelectsNoCapabilities(MaskBackend):
     @classmethod
     def select(cls, options: Mapping[str, Any]) -> tuple[type[AttentionBackend], dict[str, Any]]:
         return NoCapabilities, dict(options)
+
+
+class StopsWhenAsked(MaskBackend):
+    name = "stops-when-asked"
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        pytest.skip("not on this machine")
 
 
 class ExitsWhenAsked(MaskBackend):
@@ -149,9 +177,11 @@ def with_mask(value: str) -> BackendRegistry:
     ("backend", "message"),
     [
         (NoVariants, r"variants\(\) is empty"),
+        (NamesWhatItDoesNotTake, r"options \['spilts'\]"),
         (NoCapabilities, "apabilities"),
         (SelectsNoCapabilities, "capabilities is {'gqa': True}"),
         (ExitsWhenAsked, "SystemExit: not on this machine"),
+        (StopsWhenAsked, "Skipped: not on this machine"),
     ],
 )
 def test_a_broken_plug_in_is_an_error_and_hides_nobody(
@@ -170,6 +200,30 @@ def test_an_exit_at_import_is_an_error_and_hides_nobody(exits_at_import: str) ->
     usable, others = select_backends(["bad", "mask"], registry, device=CPU, required=False)
     assert labels(usable) == ["mask"]
     assert [result.outcome for result in others] == [Outcome.ERROR]
+
+
+def test_a_registered_name_that_is_no_label_is_an_error_and_hides_nobody() -> None:
+    values = dict.fromkeys(["odd name/[x]", "mask"], "bcg_harness.testing:MaskBackend")
+    registry = BackendRegistry(
+        {name: [EntryPoint(name, value, ENTRY_POINT_GROUP)] for name, value in values.items()}
+    )
+    usable, others = select_backends(registry.names(), registry, device=CPU, required=False)
+    assert labels(usable) == ["mask"]
+    assert [(result.outcome, result.backend) for result in others] == [
+        (Outcome.ERROR, "odd name/[x]")
+    ]
+    assert "needs another name" in others[0].detail
+
+
+def test_a_class_with_another_name_than_it_is_registered_under_is_noted() -> None:
+    note = name_note(Candidate(name="other", backend=MaskBackend))
+    assert note is not None
+    assert "registered as 'other', but its class has name = 'mask'" in note
+
+
+@pytest.mark.parametrize("name", ["mask", "my_module:MaskBackend"], ids=["same", "unregistered"])
+def test_there_is_nothing_to_note_of_other_names(name: str) -> None:
+    assert name_note(Candidate(name=name, backend=MaskBackend)) is None
 
 
 def test_a_label_is_the_name_where_there_are_no_options() -> None:

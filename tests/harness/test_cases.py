@@ -1,6 +1,7 @@
 """Cases say what they mean, survive JSON, and refuse nonsense."""
 
 import json
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -143,6 +144,9 @@ def tokens(case: Case) -> list[list[int]]:
         ("one-token-each", [[1] * 64]),
         ("above-largest", [[100, 200]]),
         ("cached-prefixes", [[127, 128], [1000], [50, 40, 60, 70]]),
+        ("decode-rows-in-prefill", [[100, 37, 64], [1, 60, 1, 9], [60, 9, 1, 1]]),
+        ("page-edges", [[15, 16, 17, 32], [2, 3, 4, 5], [15, 14, 13, 12], [15] * 4, [18]]),
+        ("to-the-limit", [*[[256]] * 7, [196], [60]]),
         ("two-chunks", [[127], [73]]),
         ("five-chunks", [[64], [63], [1], [16], [56]]),
         ("large-then-small", [[8] * 32, [100, 50], [90]]),
@@ -159,6 +163,88 @@ def test_prefixes_of_the_mixed_case() -> None:
     assert [step.checked for step in case.steps] == [False, False, True]
 
 
+def checked_spans(case: Case) -> list[list[tuple[int, int]]]:
+    """Return the (prefix, total) of each request of each checked step."""
+    lengths: Counter[int] = Counter()
+    found = []
+    for step in case.steps:
+        before = lengths.copy()
+        lengths.update(dict(step.requests))
+        if step.checked:
+            found.append([(before[sequence], lengths[sequence]) for sequence, _ in step.requests])
+    return found
+
+
+@pytest.mark.parametrize("buckets", [[8, 32], [16, 64], [16, 64, 256]], ids=str)
+def test_every_bucket_is_filled_around_its_edges_by_requests_with_prefixes(
+    buckets: list[int],
+) -> None:
+    steps = checked_spans(by_name(buckets)["all-prefixed-edges"])
+    totals = [sum(stop - start for start, stop in step) for step in steps]
+    assert totals == [size + offset for size in buckets for offset in (-1, 0, 1)]
+    assert all(len(step) == 2 for step in steps)
+    assert all(start for step in steps for start, _ in step)
+
+
+@pytest.mark.parametrize("buckets", [[1], [8, 32], [16, 64, 256], [2048]], ids=str)
+def test_many_requests_have_a_prefix_wherever_kernels_change_and_some_have_none(
+    buckets: list[int],
+) -> None:
+    (spans,) = checked_spans(by_name(buckets)["many-prefixes"])
+    assert len(spans) == 33
+    assert [number for number in (5, 9, 17, 33) if not spans[number - 1][0]] == []
+    assert [start for start, _ in spans].count(0) == 8
+
+
+@pytest.mark.parametrize("buckets", [[1], [8, 32], [16, 64, 256], [2048]], ids=str)
+def test_decode_rows_are_first_and_last_beside_longer_requests(buckets: list[int]) -> None:
+    steps = checked_spans(by_name(buckets)["decode-rows-in-prefill"])
+    decodes = [[stop - start == 1 <= start for start, stop in step] for step in steps]
+    assert decodes == [[True, False, True, False], [False, False, True, True]]
+
+
+PAGES = [1, 2, 3, 16, 48, 256]
+
+
+@pytest.mark.parametrize("buckets", [[4], [16, 64], [16, 64, 256]], ids=str)
+@pytest.mark.parametrize("page", PAGES)
+def test_prefixes_end_at_and_beside_page_ends(page: int, buckets: list[int]) -> None:
+    first, *_ = checked_spans(by_name(buckets, page_size=page)["page-edges"])
+    assert [start for start, _ in first] == [max(1, page - 1), page, page + 1, 2 * page]
+
+
+@pytest.mark.parametrize("buckets", [[4], [16, 64], [16, 64, 256]], ids=str)
+@pytest.mark.parametrize("page", PAGES)
+def test_requests_with_a_prefix_end_at_and_beside_page_ends(page: int, buckets: list[int]) -> None:
+    _, second, _ = checked_spans(by_name(buckets, page_size=page)["page-edges"])
+    assert [stop % page for _, stop in second] == [(page - 1) % page, 0, 1 % page, 0]
+    assert all(start and stop - start > 1 for start, stop in second)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_new_tokens_span_three_pages(page: int) -> None:
+    *_, ((start, stop),) = checked_spans(by_name([16, 64], page_size=page)["page-edges"])
+    assert (stop - 1) // page - start // page >= 2
+
+
+@pytest.mark.parametrize("name", ["page-edges", "to-the-limit"])
+@pytest.mark.parametrize("buckets", [[1], [16, 64], [16, 64, 256]], ids=str)
+def test_long_prefixes_are_prefilled_in_few_steps(buckets: list[int], name: str) -> None:
+    steps = by_name(buckets, page_size=256)[name].steps
+    assert sum(not step.checked for step in steps) <= 16
+    assert sum(step.checked for step in steps) <= 3
+
+
+@pytest.mark.parametrize("buckets", [[1], [16, 64, 256], [2048], [4096]], ids=str)
+@pytest.mark.parametrize(("context", "reached"), [(2, 2), (300, 300), (2048, 2048), (8192, 2048)])
+def test_the_last_position_is_reached_behind_a_prefix(
+    buckets: list[int], context: int, reached: int
+) -> None:
+    ((span,),) = checked_spans(by_name(buckets, max_context=context)["to-the-limit"])
+    assert span[0] > 0
+    assert span[1] == reached
+
+
 def test_every_ordered_pair_of_buckets_is_replayed() -> None:
     sizes = [step.num_tokens for step in by_name([16, 64, 256])["bucket-order"].steps]
     pairs = set(pairwise(sizes))
@@ -171,8 +257,9 @@ LADDERS = [[1], [2, 3], [64], [16, 64, 256], [192, 256], [240, 256], list(range(
 @pytest.mark.parametrize(
     "buckets", LADDERS, ids=lambda buckets: f"{len(buckets)}-up-to-{buckets[-1]}"
 )
-def test_names_stay_the_same_for_every_ladder(buckets: list[int]) -> None:
-    assert list(by_name(buckets)) == list(by_name([16, 64, 256]))
+@pytest.mark.parametrize("page_size", [1, 256])
+def test_names_stay_the_same_for_every_ladder_and_page(buckets: list[int], page_size: int) -> None:
+    assert list(by_name(buckets, page_size=page_size)) == list(by_name([16, 64, 256]))
 
 
 @pytest.mark.parametrize(

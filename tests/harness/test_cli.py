@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, version
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -48,6 +49,19 @@ def test_backends_as_json() -> None:
     assert records["mask"]["capabilities"]["dtypes"] == ["bfloat16", "float16", "float32"]
 
 
+def test_backends_goes_on_behind_whatever_a_module_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stops_at_import.py").write_text("raise BaseException('no such CPU')")
+    monkeypatch.syspath_prepend(tmp_path)
+    values = {"mask": "bcg_harness.testing:MaskBackend", "stops": "stops_at_import:Backend"}
+    points = {name: [EntryPoint(name, value, ENTRY_POINT_GROUP)] for name, value in values.items()}
+    monkeypatch.setattr(registry, "_installed", lambda: points)
+    records = json.loads(CliRunner().invoke(app, ["backends", "--json"]).output)
+    assert [record["status"] for record in records] == ["available", "broken"]
+    assert "no such CPU" in records[1]["reason"]
+
+
 @pytest.mark.usefixtures("backends")
 def test_backends_lists_every_variant() -> None:
     records = json.loads(CliRunner().invoke(app, ["backends", "--json"]).output)
@@ -75,11 +89,25 @@ def test_cases_show_their_steps() -> None:
     result = CliRunner().invoke(app, ["cases"])
     assert "64 x 1" in result.output
     assert "80+120" in result.output
+    assert "162 in 33" in result.output
+
+
+def test_cases_as_json_are_sized_by_pages() -> None:
+    result = CliRunner().invoke(app, ["cases", "--json", "--buckets", "8,32", "--page-size", "128"])
+    assert read_cases(result.output) == builtin_cases([8, 32], page_size=128)
 
 
 def test_cases_with_bad_buckets_exit_with_2() -> None:
     result = CliRunner().invoke(app, ["cases", "--buckets", "0"])
     assert result.exit_code == 2
+
+
+@pytest.mark.usefixtures("backends")
+@pytest.mark.parametrize("command", ["check", "fuzz", "bench"])
+def test_an_option_that_no_backend_takes_exits_with_2(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--backend", "mask[spilts=3]"])
+    assert result.exit_code == 2
+    assert "error: attention backend 'mask': options ['spilts']" in result.stderr
 
 
 def test_version() -> None:

@@ -27,19 +27,6 @@ def bcg() -> Callable[..., Result]:
     return run
 
 
-@pytest.fixture
-def only_backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that makes these the only registered backends."""
-
-    def register(**values: str) -> None:
-        points = {
-            name: [EntryPoint(name, value, ENTRY_POINT_GROUP)] for name, value in values.items()
-        }
-        monkeypatch.setattr(registry, "_installed", lambda: points)
-
-    return register
-
-
 def test_everything_passes_by_default(bcg: Callable[..., Result], tmp_path: Path) -> None:
     result = bcg("check", "--json", str(tmp_path / "out.json"))
     assert result.exit_code == 0, result.output
@@ -48,7 +35,8 @@ def test_everything_passes_by_default(bcg: Callable[..., Result], tmp_path: Path
     names = [case.name for case in builtin_cases([16, 64, 256])]
     checked = {(r["case"], r["check"]) for r in raw["results"] if r["backend"] == "sdpa"}
     assert {case for case, _ in checked} == set(names)
-    assert {check for _, check in checked} == set(CHECK_NAMES)
+    # Of the backends that run here, none declares that it can be captured.
+    assert {check for _, check in checked} == set(CHECK_NAMES) - {"full_graph"}
     assert all(name in result.output for name in names)
 
 
@@ -101,7 +89,7 @@ def test_json_holds_errors_beside_budgets(written: dict[str, Any]) -> None:
 def test_the_summary_counts(bcg: Callable[..., Result]) -> None:
     result = bcg(*QUICK, "--backend", "sdpa")
     assert result.exit_code == 0
-    assert "7 passed, 0 failed" in result.output
+    assert "8 passed, 0 failed" in result.output
 
 
 def test_the_context_is_named(bcg: Callable[..., Result]) -> None:
@@ -136,7 +124,7 @@ def test_a_missing_backend_that_was_asked_for_exits_with_1(
     result = bcg(*QUICK, "--backend", "mask", "--backend", "gone")
     assert result.exit_code == 1
     assert "ERROR gone: no such library: pip install gone" in result.output
-    assert "7 passed" in result.output
+    assert "9 passed" in result.output
 
 
 def test_an_all_skipped_run_is_not_green(
@@ -180,7 +168,7 @@ def test_a_broken_entry_point_exits_with_1_and_hides_nobody(
     result = bcg(*QUICK)
     assert result.exit_code == 1
     assert "no_such_module" in result.output
-    assert "7 passed" in result.output
+    assert "9 passed" in result.output
 
 
 def test_every_variant_is_checked_under_its_own_name(
@@ -189,7 +177,7 @@ def test_every_variant_is_checked_under_its_own_name(
     only_backends(many="bcg_harness.testing:Variants")
     result = bcg(*QUICK)
     assert result.exit_code == 0, result.output
-    assert "14 passed, 0 failed, 1 skipped" in result.output
+    assert "18 passed, 0 failed, 1 skipped" in result.output
     for part in ("backend many[version=1]", "backend many[version=2]", "skip many[version=3]"):
         assert part in result.output
 
@@ -329,3 +317,29 @@ def test_what_does_not_fit_in_memory_exits_with_2(
     result = bcg(*QUICK)
     assert result.exit_code == 2
     assert "does not fit in memory: choose smaller --buckets" in result.stderr
+
+
+@pytest.fixture
+def odd_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = dict.fromkeys(["odd name/[x]", "other"], "bcg_harness.testing:MaskBackend")
+    points = {name: [EntryPoint(name, value, ENTRY_POINT_GROUP)] for name, value in values.items()}
+    monkeypatch.setattr(registry, "_installed", lambda: points)
+
+
+@pytest.mark.usefixtures("odd_names")
+def test_a_backend_of_an_odd_name_is_an_error_and_the_others_are_checked(
+    bcg: Callable[..., Result],
+) -> None:
+    result = bcg(*QUICK)
+    assert result.exit_code == 1, result.output
+    assert "needs another name" in result.output
+    assert "other" in result.output
+
+
+@pytest.mark.usefixtures("odd_names")
+def test_a_class_of_another_name_than_it_is_registered_under_is_noted_once(
+    bcg: Callable[..., Result],
+) -> None:
+    result = bcg(*QUICK, "--backend", "other")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("registered as 'other', but its class has name = 'mask'") == 1

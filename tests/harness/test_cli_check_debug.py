@@ -32,7 +32,8 @@ def writes_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_right_backend_passes(bcg: Callable[..., Result]) -> None:
     result = bcg("--debug", "--backend", "sdpa")
     assert result.exit_code == 0, result.output
-    assert "7 passed, 0 failed" in result.output
+    assert "8 passed, 0 failed" in result.output
+    assert "watched by all debug tools" in " ".join(result.output.split())
 
 
 @pytest.mark.usefixtures("writes_cache")

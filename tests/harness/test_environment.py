@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bcg_harness import Environment
-from bcg_harness.environment import describe_model, driver_version, dtype_name
+from bcg_harness.environment import describe_model, driver_version, dtype_name, model_shape
 from bcg_llama import LlamaModel
 
 
@@ -62,6 +62,27 @@ def test_the_model_is_described_as_json(small_model: LlamaModel) -> None:
     raw = describe_model(small_model.spec)
     assert (raw["num_layers"], raw["dtype"], raw["device"]) == (2, "float32", "cpu")
     assert json.loads(json.dumps(raw)) == raw
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        pytest.param(
+            {
+                "num_layers": 16,
+                "hidden_size": 2048,
+                "num_heads": 32,
+                "num_kv_heads": 8,
+                "head_dim": 64,
+            },
+            "16 layers, D 2048, 32/8 heads of 64",
+            id="whole",
+        ),
+        pytest.param({"num_layers": 16}, "16 layers, D ?, ?/? heads of ?", id="incomplete"),
+    ],
+)
+def test_the_shape_of_a_model_is_told_in_words(model: dict[str, int], words: str) -> None:
+    assert model_shape(model) == words
 
 
 def test_dtypes_have_short_names() -> None:

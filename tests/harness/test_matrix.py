@@ -3,13 +3,23 @@
 import pytest
 import torch
 
-from bcg_core import TokenBuckets, UnsupportedSpecError
-from bcg_harness import Candidate, Case, Matrix, Outcome, RandomTokens, builtin_cases
-from bcg_harness.testing import MaskBackend, Variants
+from bcg_core import AttentionBackend, TokenBuckets, UnsupportedSpecError
+from bcg_harness import (
+    Candidate,
+    Case,
+    CheckResult,
+    Matrix,
+    Outcome,
+    RandomTokens,
+    Step,
+    builtin_cases,
+)
+from bcg_harness.testing import MaskBackend, NoFloat32, NoPrefix, NotInstalled, Variants
 from bcg_llama import PRESETS, LlamaModel, random_llama
 
 BUCKETS = TokenBuckets([16, 64])
-CASES = builtin_cases(BUCKETS)
+# Far positions cost time, and are reached in the tests of the command.
+CASES = builtin_cases(BUCKETS, max_context=512)
 MASK = Candidate(name="mask", backend=MaskBackend)
 TINY = [name for name in PRESETS if name.startswith("tiny")]
 
@@ -63,6 +73,46 @@ def test_backend_is_right_in_16_bit(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bucket_metadata_and_out_writes_are_right(small_matrix: Matrix, case: Case) -> None:
     assert_passes(small_matrix, MASK, case)
+
+
+@pytest.mark.parametrize(
+    ("backend", "declared"),
+    [(NoFloat32, True), (NotInstalled, False)],
+    ids=["limit", "not-installed"],
+)
+def test_a_backend_that_cannot_be_made_is_a_skip_that_says_whether_it_declares_that(
+    small_matrix: Matrix, backend: type[AttentionBackend], declared: bool
+) -> None:
+    found = small_matrix.try_to_use("mine", backend)
+    assert isinstance(found, CheckResult)
+    assert (found.outcome, found.backend, found.declared) == (Outcome.SKIPPED, "mine", declared)
+    assert "attention backend" not in found.detail
+
+
+def test_a_backend_that_raises_when_made_is_an_error(small_matrix: Matrix) -> None:
+    class Unmade(MaskBackend):
+        def __init__(self, *args: object) -> None:
+            raise MemoryError("no workspace")
+
+    found = small_matrix.try_to_use("mine", Unmade)
+    assert isinstance(found, CheckResult)
+    assert found.outcome is Outcome.ERROR
+    assert small_matrix.notes.get("mine") is None
+
+
+def test_a_case_that_the_backend_does_not_serve_is_a_declared_skip(small_matrix: Matrix) -> None:
+    case = next(case for case in CASES if case.name == "two-chunks")
+    (found,) = small_matrix.check_case("mine", small_matrix.use(NoPrefix), case)
+    assert (found.outcome, found.declared) == (Outcome.SKIPPED, True)
+
+
+def test_a_case_that_is_too_long_for_the_model_is_no_declared_skip(
+    small_matrix: Matrix, small_model: LlamaModel
+) -> None:
+    step = Step(requests=((0, small_model.spec.max_positions + 1),))
+    case = Case(name="long", description="", steps=(step,))
+    (found,) = small_matrix.check_case("mine", small_matrix.use(MaskBackend), case)
+    assert (found.outcome, found.declared) == (Outcome.SKIPPED, False)
 
 
 def test_one_capture_serves_all_backends(small_matrix: Matrix) -> None:

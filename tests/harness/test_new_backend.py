@@ -52,8 +52,8 @@ def test_its_own_pytest_runs_its_tests_and_the_kit(installed: Path, project: Pat
     done = run_with(installed, project, "pytest", "--bcg-buckets", "16,64", *cases)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bcg backends to check: my-kernel.v2\n" in done.stdout
-    assert "16 passed" in done.stdout
-    assert "14 checks run on CPU" in done.stdout
+    assert "18 passed" in done.stdout
+    assert "16 checks run on CPU" in done.stdout
 
 
 def test_bcg_check_passes(installed: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_bcg_check_passes(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "run_bcg.py").write_text(code)
     done = run_with(installed, tmp_path, "run_bcg")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "36 passed, 0 failed" in done.stdout
+    assert "41 passed, 0 failed" in done.stdout
 
 
 def test_the_class_is_named_after_the_plug_in(project: Path) -> None:

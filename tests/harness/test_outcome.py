@@ -23,6 +23,9 @@ def results(*outcomes: Outcome) -> list[CheckResult]:
         pytest.param((Outcome.PASSED, Outcome.FAILED), False, id="failed"),
         pytest.param((Outcome.PASSED, Outcome.ERROR), False, id="error"),
         pytest.param((Outcome.SKIPPED,), False, id="all-skipped"),
+        pytest.param((Outcome.PASSED, Outcome.XFAILED), True, id="passed-and-expected"),
+        pytest.param((Outcome.XFAILED,), True, id="all-expected"),
+        pytest.param((Outcome.XFAILED, Outcome.FAILED), False, id="expected-and-failed"),
         pytest.param((), False, id="nothing"),
     ],
 )

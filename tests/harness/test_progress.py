@@ -1,4 +1,4 @@
-"""Long work shows a bar on stderr, and only on a terminal."""
+"""Long work shows a bar on stderr if that is a terminal, and lines elsewhere."""
 
 from io import StringIO
 
@@ -8,7 +8,7 @@ from rich.progress import Progress as Bar
 
 from bcg_core import TokenBuckets
 from bcg_harness import Matrix, NoProgress, Progress, RandomTokens, builtin_cases
-from bcg_harness.cli_progress import ProgressBar, progress_bar
+from bcg_harness.cli_progress import SECONDS_BETWEEN_LINES, ProgressBar, ProgressLines, progress_bar
 from bcg_harness.testing import MaskBackend
 from bcg_llama import LlamaModel
 
@@ -54,11 +54,28 @@ def test_the_bar_shows_the_phase_at_hand() -> None:
     ]
 
 
-def test_nothing_is_shown_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_shown_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     with progress_bar() as progress:
         progress.start("capturing", 4)
+        assert capfd.readouterr() == ("", "capturing ...\n")
+
+
+@pytest.mark.parametrize(
+    ("waits", "shown"),
+    [
+        pytest.param([0.0, 0.0], "sdpa ...\n", id="no_sooner_than_due"),
+        pytest.param([SECONDS_BETWEEN_LINES, 0.0], "sdpa ...\nsdpa: 1 of 10\n", id="when_due"),
+        pytest.param([0.0, SECONDS_BETWEEN_LINES], "sdpa ...\nsdpa: 2 of 10\n", id="with_all_done"),
+    ],
+)
+def test_lines_say_how_far_it_is_every_few_seconds(waits: list[float], shown: str) -> None:
+    log, now = StringIO(), [0.0]
+    progress = ProgressLines(Console(file=log), lambda: now[0])
+    progress.start("sdpa", 10)
+    for wait in waits:
+        now[0] += wait
         progress.advance()
-    assert capfd.readouterr() == ("", "")
+    assert log.getvalue() == shown
 
 
 def test_no_progress_takes_anything() -> None:

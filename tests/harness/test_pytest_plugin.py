@@ -67,7 +67,7 @@ def test_a_bad_option_says_what_is_possible(run_pytest: Run) -> None:
 def test_options_are_in_the_help_under_their_own_heading(run_pytest: Run) -> None:
     output = run_pytest("--help").stdout
     assert "breakable CUDA graphs:" in output
-    for option in ("--bcg-backend", "--bcg-device", "--bcg-dtype", "--bcg-model"):
+    for option in ("--bcg-backend", "--bcg-device", "--bcg-dtype", "--bcg-model", "--bcg-debug"):
         assert option in output
 
 

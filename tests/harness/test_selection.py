@@ -24,47 +24,54 @@ BUCKETS = TokenBuckets([16, 64])
 
 
 def test_no_names_select_all_cases() -> None:
-    assert len(select_cases([], BUCKETS, max_context=2048)) > 10
+    assert len(select_cases([], BUCKETS, page_size=16, max_context=2048)) > 10
 
 
 def test_cases_may_be_written_with_spaces() -> None:
-    (case,) = select_cases(["two requests"], BUCKETS, max_context=2048)
+    (case,) = select_cases(["two requests"], BUCKETS, page_size=16, max_context=2048)
     assert case.name == "two-requests"
+
+
+def test_cases_are_sized_by_pages() -> None:
+    (case,) = select_cases(["page-edges"], BUCKETS, page_size=256, max_context=2048)
+    assert max(case.lengths.values()) > 3 * 256
 
 
 def test_cases_come_from_files_too(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"name": "mine", "steps": [{"requests": [[0, 3]]}]}))
-    cases = select_cases([str(file), "one-token"], BUCKETS, max_context=2048)
+    cases = select_cases([str(file), "one-token"], BUCKETS, page_size=16, max_context=2048)
     assert [case.name for case in cases] == ["mine", "one-token"]
 
 
 def test_a_case_named_twice_is_run_once() -> None:
-    assert len(select_cases(["one-token", "one token"], BUCKETS, max_context=2048)) == 1
+    assert (
+        len(select_cases(["one-token", "one token"], BUCKETS, page_size=16, max_context=2048)) == 1
+    )
 
 
 def test_two_different_cases_of_one_name_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"name": "one-token", "steps": [{"requests": [[0, 3]]}]}))
     with pytest.raises(CaseError, match="two different cases are called 'one-token'"):
-        select_cases([str(file), "one-token"], BUCKETS, max_context=2048)
+        select_cases([str(file), "one-token"], BUCKETS, page_size=16, max_context=2048)
 
 
 def test_an_unknown_case_is_refused_with_the_known_ones() -> None:
     with pytest.raises(CaseError, match="one-request, two-requests"):
-        select_cases(["three-requests"], BUCKETS, max_context=2048)
+        select_cases(["three-requests"], BUCKETS, page_size=16, max_context=2048)
 
 
 def test_a_missing_case_file_is_named() -> None:
     with pytest.raises(HarnessError, match=r"nowhere\.json"):
-        select_cases(["nowhere.json"], BUCKETS, max_context=2048)
+        select_cases(["nowhere.json"], BUCKETS, page_size=16, max_context=2048)
 
 
 def test_a_bad_case_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "bad.json"
     file.write_text("[7]")
     with pytest.raises(CaseError, match=r"bad\.json: expected"):
-        select_cases([str(file)], BUCKETS, max_context=2048)
+        select_cases([str(file)], BUCKETS, page_size=16, max_context=2048)
 
 
 @pytest.mark.parametrize(

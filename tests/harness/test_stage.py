@@ -52,7 +52,12 @@ def test_unwritten_slots_hold_finite_garbage(stage: Stage) -> None:
 
 def test_unwritten_slots_hold_nan_where_that_is_stood(stage: Stage) -> None:
     stage.reset(seed=1, nan=True)
-    assert stage.kv_cache.storage_L2PSKH.isnan().all()
+    assert stage.kv_cache.storage_L2PSKH.isnan().any(-1).all()
+
+
+def test_arithmetic_in_unwritten_slots_shows_where_they_hold_nan(stage: Stage) -> None:
+    stage.reset(seed=1, nan=True)
+    assert stage.kv_cache.storage_L2PSKH.isfinite().any(-1).all()
 
 
 def test_the_same_seed_gives_the_same_start(stage: Stage, source: RandomTokens) -> None:
@@ -87,6 +92,18 @@ def test_the_expected_bucket_is_the_smallest_that_fits(
     stage = Stage(small_model, [case], TokenBuckets([16, 64]))
     stage.reset(seed=1)
     assert stage.expected_bucket(stage.batch(step, source)) == bucket
+
+
+def test_backends_are_made_for_more_than_any_case_needs(stage: Stage) -> None:
+    assert stage.runner.limits.max_requests == 256
+    assert stage.runner.limits.num_pages > 1 + 60 // 16 + 1 + 1
+
+
+def test_backends_are_made_for_a_case_of_very_many_requests(small_model: LlamaModel) -> None:
+    step = Step(requests=tuple((i, 1) for i in range(300)))
+    case = Case(name="crowd", description="", steps=(step,))
+    stage = Stage(small_model, [case], TokenBuckets([16]))
+    assert stage.runner.limits.max_requests == 300
 
 
 def test_an_arm_counts_what_the_runner_did(

@@ -12,17 +12,14 @@ from bcg_core import (
     UnsupportedSpecError,
     create_backend,
 )
+from bcg_core.errors import PASSED_ON
 from bcg_core.garbage import no_garbage_collection
 from bcg_harness.bench.arena import Arena
+from bcg_harness.bench.cell import NO_BACKEND, Cell, Status
 from bcg_harness.bench.cell_run import CellRun
 from bcg_harness.bench.mode import ExecutionMode, Ground
-from bcg_harness.bench.record import (
-    NO_BACKEND,
-    Cell,
-    ModeSetup,
-    Status,
-)
 from bcg_harness.bench.reference import Reference
+from bcg_harness.bench.setup import ModeSetup
 from bcg_harness.bench.timing import Effort, require_device
 from bcg_harness.bench.workloads import Workload, check_fits
 from bcg_harness.candidates import Candidate
@@ -176,7 +173,9 @@ class Bench:
             )
         except (BackendUnavailableError, UnsupportedSpecError) as error:
             self.skipped[label] = str(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # the plug-in's, whatever it is
+        except PASSED_ON:
+            raise
+        except BaseException as error:  # noqa: BLE001  # the plug-in's, whatever it is
             self.skipped[label] = describe(error)
         return self._backends.get(label)
 
@@ -195,7 +194,9 @@ class Bench:
                 setup = mode.prepare(backend, label)
             except UnsupportedSpecError as error:
                 others[mode.name] = Status.UNAVAILABLE, str(error)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # a backend's, torch's, whatever it is
+            except PASSED_ON:
+                raise
+            except BaseException as error:  # noqa: BLE001  # a backend's, torch's, whatever it is
                 require_device(self.ground.device, f"preparing mode {mode.name!r} for {label!r}")
                 others[mode.name] = Status.ERROR, describe(error)
             else:

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from bcg_harness.bench.bench import Bench, Group
+from bcg_harness.bench.cell import Cell
+from bcg_harness.bench.costs import BucketCost
 from bcg_harness.bench.families import parse_workload
-from bcg_harness.bench.record import BucketCost, BucketRecord, Cell
 from bcg_harness.bench.runner_modes import Breakable, Eager
+from bcg_harness.bench.setup import BucketRecord
 from bcg_harness.candidates import Candidate
 
 

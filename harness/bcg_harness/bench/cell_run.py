@@ -8,10 +8,11 @@ from typing import TypeVar
 import torch
 
 from bcg_core import PagedKVCache, PrefillBatch
+from bcg_core.errors import PASSED_ON
 from bcg_harness.bench.arena import Scene
+from bcg_harness.bench.cell import Cell, CheckSummary, Status
 from bcg_harness.bench.mode import ExecutionMode, Prefilled
 from bcg_harness.bench.modes import BASELINE
-from bcg_harness.bench.record import Cell, CheckSummary, Status
 from bcg_harness.bench.reference import Expected, Reference, spoil
 from bcg_harness.bench.spread import Speedup, Spread
 from bcg_harness.bench.timing import Effort, StepTimes, interleave, require_device, run_once
@@ -125,7 +126,9 @@ class CellRun:
         for mode in modes:
             try:
                 result = attempt(mode)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # a mode's or a backend's, whatever it is
+            except PASSED_ON:
+                raise
+            except BaseException as error:  # noqa: BLE001  # a mode's or a backend's, whatever it is
                 result = self._broken(mode, error)
             if isinstance(result, Cell):
                 cells[mode.name] = result

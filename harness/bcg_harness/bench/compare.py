@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bcg_harness.bench.record import BenchReport, Cell, Status
+from bcg_harness.bench.cell import Cell, Status
+from bcg_harness.bench.record import BenchReport
 from bcg_harness.bench.spread import Speedup, Spread
 
 THRESHOLD = 0.05

@@ -14,7 +14,7 @@ from bcg_harness.bench.mechanism import (
     Recording,
     pool_bytes,
 )
-from bcg_harness.bench.record import ModeSetup
+from bcg_harness.bench.setup import ModeSetup
 
 
 class CompilePiecewise(MechanismMode):

@@ -8,11 +8,11 @@ import torch
 
 from bcg_core import BcgError, negotiate_page_size
 from bcg_harness.bench.bench import Bench, Group
+from bcg_harness.bench.cell import Status
 from bcg_harness.bench.defaults import default_ladder, default_workloads, fitting
 from bcg_harness.bench.families import parse_workload
 from bcg_harness.bench.mode import ExecutionMode
 from bcg_harness.bench.modes import select_modes
-from bcg_harness.bench.record import Status
 from bcg_harness.bench.workloads import Workload
 from bcg_harness.candidates import Candidate
 from bcg_harness.environment import Environment

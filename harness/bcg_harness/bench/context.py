@@ -1,4 +1,4 @@
-"""What a run says of hardware, software and model: for lines that every number carries."""
+"""What a run says of hardware, and software: for lines that every number carries."""
 
 from bcg_harness.bench.record import BenchReport
 
@@ -9,15 +9,6 @@ UNKNOWN = "unknown"
 def is_emulated(report: BenchReport) -> bool:
     """Tell whether the segments were recorded by the CPU emulator."""
     return not str(report.environment.get("device", "")).startswith("cuda")
-
-
-def model_shape(report: BenchReport) -> str:
-    """Return the shape of the model in words."""
-    layers, width, heads, kv_heads, head_dim = (
-        report.model.get(key, "?")
-        for key in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")
-    )
-    return f"{layers} layers, D {width}, {heads}/{kv_heads} heads of {head_dim}"
 
 
 def versions(report: BenchReport) -> list[str]:

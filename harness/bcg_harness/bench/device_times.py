@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bcg_harness.bench.bench import Bench, Group
+from bcg_harness.bench.cell import Cell, Status
 from bcg_harness.bench.profiling import Activity, Pass, Profiler
-from bcg_harness.bench.record import Cell, Status, Timeline
 from bcg_harness.bench.runner_modes import Breakable
+from bcg_harness.bench.timeline import Timeline
 from bcg_harness.bench.timing import run_once
 from bcg_harness.candidates import Candidate
 

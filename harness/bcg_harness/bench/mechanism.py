@@ -27,9 +27,10 @@ from bcg_core import (
     PrefillRunner,
     TokenBuckets,
 )
+from bcg_harness.bench.cell import NO_BACKEND
 from bcg_harness.bench.mode import ExecutionMode, Ground, Prefilled
-from bcg_harness.bench.record import NO_BACKEND, ModeSetup
 from bcg_harness.bench.runner_modes import run, setup_of
+from bcg_harness.bench.setup import ModeSetup
 from bcg_harness.bench.timing import synchronise
 from bcg_harness.probe import idle_backend
 

@@ -16,7 +16,7 @@ from bcg_core import (
     PrefillRunner,
     TokenBuckets,
 )
-from bcg_harness.bench.record import ModeSetup
+from bcg_harness.bench.setup import ModeSetup
 from bcg_harness.probe import idle_backend
 from bcg_llama import LlamaModel
 

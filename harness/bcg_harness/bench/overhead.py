@@ -21,8 +21,8 @@ from bcg_core import (
     PrefillBatch,
     PrefillRunner,
 )
+from bcg_harness.bench.costs import BreakOverhead
 from bcg_harness.bench.mode import Ground
-from bcg_harness.bench.record import BreakOverhead
 from bcg_harness.bench.spread import Speedup, Spread, Verdict
 from bcg_harness.bench.timing import synchronise
 

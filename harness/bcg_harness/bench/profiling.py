@@ -11,9 +11,10 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bcg_harness.bench.arena import Scene
+from bcg_harness.bench.cell import DeviceTime
 from bcg_harness.bench.mode import ExecutionMode
-from bcg_harness.bench.record import DeviceTime, Span
 from bcg_harness.bench.spread import Spread
+from bcg_harness.bench.timeline import Span
 from bcg_harness.bench.timing import synchronise
 
 _LAUNCHES = ("LaunchKernel", "GraphLaunch", "MemcpyAsync", "MemsetAsync", "LaunchCooperativeKernel")

@@ -5,8 +5,9 @@ from typing import ClassVar
 import torch
 
 from bcg_core import AttentionBackend, CaptureReport, Mode, PrefillBatch, PrefillRunner
+from bcg_harness.bench.cell import NO_BACKEND
 from bcg_harness.bench.mode import ExecutionMode, Prefilled
-from bcg_harness.bench.record import NO_BACKEND, BucketRecord, ModeSetup
+from bcg_harness.bench.setup import BucketRecord, ModeSetup
 
 
 class RunnerMode(ExecutionMode):

@@ -7,9 +7,11 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from bcg_harness.bench.context import UNKNOWN, is_emulated, model_shape, versions
-from bcg_harness.bench.record import NO_BACKEND, BenchReport, Cell, Status
+from bcg_harness.bench.cell import NO_BACKEND, Cell, Status
+from bcg_harness.bench.context import UNKNOWN, is_emulated, versions
+from bcg_harness.bench.record import BenchReport
 from bcg_harness.bench.spread import Verdict
+from bcg_harness.environment import model_shape
 
 _MIB = 2**20
 _MODE_WIDTH = 14
@@ -32,7 +34,7 @@ def context_line(report: BenchReport) -> str:
     name, dtype = report.model.get("name", UNKNOWN), report.model.get("dtype", UNKNOWN)
     parts = [
         ", ".join([*machine, *versions(report)]),
-        f"{name} ({model_shape(report)})",
+        f"{name} ({model_shape(report.model)})",
         str(dtype),
     ]
     ladder = report.settings.get("buckets")

@@ -8,8 +8,9 @@ import torch
 
 from bcg_core import PrefillBatch
 from bcg_harness.bench.bench import Bench
+from bcg_harness.bench.cell import NO_BACKEND, Status
 from bcg_harness.bench.mode import ExecutionMode
-from bcg_harness.bench.record import NO_BACKEND, ModeSetup, Status
+from bcg_harness.bench.setup import ModeSetup
 from bcg_harness.bench.timing import Effort, synchronise
 from bcg_harness.candidates import Candidate
 from bcg_harness.typed_json import to_json

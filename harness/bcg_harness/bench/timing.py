@@ -7,6 +7,7 @@ from time import perf_counter
 import torch
 
 from bcg_core import PrefillBatch
+from bcg_core.errors import PASSED_ON
 from bcg_core.garbage import no_garbage_collection
 from bcg_harness.bench.arena import Scene
 from bcg_harness.bench.mode import ExecutionMode, Prefilled
@@ -128,6 +129,8 @@ def interleave(
                 if mode not in raised:
                     try:
                         times[mode].append(run_once(mode, scenes))
-                    except (Exception, SystemExit) as error:  # noqa: BLE001  # a mode's or a backend's
+                    except PASSED_ON:
+                        raise
+                    except BaseException as error:  # noqa: BLE001  # a mode's or a backend's
                         raised[mode] = error
     return {mode: of_mode for mode, of_mode in times.items() if mode not in raised}, raised

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from bcg_core import AttentionBackend, PrefillBatch
+from bcg_harness.bench.cell import NO_BACKEND
 from bcg_harness.bench.mode import ExecutionMode, Ground, Prefilled
-from bcg_harness.bench.record import NO_BACKEND, ModeSetup
+from bcg_harness.bench.setup import ModeSetup
 from bcg_harness.bench.timing import synchronise
 from bcg_harness.bench.transformers_batch import TransformersBatch, cached_prefixes
 from bcg_harness.bench.transformers_model import TransformersLlama

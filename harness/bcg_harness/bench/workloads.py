@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bcg_harness.bench.record import WorkloadRecord
+from bcg_harness.bench.workload_record import WorkloadRecord
 from bcg_harness.cases import Case, Step
 from bcg_harness.errors import HarnessError
 

@@ -14,7 +14,7 @@ from bcg_harness.conformance.subjects import CheckOfCase, Subject
 from bcg_harness.conformance.verdict import Verdict
 from bcg_harness.json_file import write_json
 from bcg_harness.outcome import Outcome
-from bcg_harness.pytest_plugin import usage_errors
+from bcg_harness.pytest_plugin import DISTRIBUTED, is_distributed, usage_errors
 
 _KIT = pytest.StashKey[Kit]()
 _SCORES = pytest.StashKey[Scores]()
@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of every subject; those that are declared to fail are marked."""
     if "verdict" in metafunc.fixturenames:
+        if is_distributed(metafunc.config):  # and the kit is not named, but found in a folder
+            pytest.fail(DISTRIBUTED, pytrace=False)
         with usage_errors():
             kit = metafunc.config.stash[_KIT] = Kit(Plan.of(metafunc.config))
         subjects = kit.plan.subjects()
@@ -78,6 +80,11 @@ def verdict(request: pytest.FixtureRequest) -> Verdict:
     if judged.outcome is Outcome.SKIPPED:
         pytest.skip(judged.reason)
     if judged.outcome is Outcome.ERROR:
+        broken, subject = judged.broken_backend, request.param
+        told_by = None if broken is None else scores.broken.get(broken)
+        # What is expected to fail is said to have failed; a test that is run again says it all again.
+        if subject.expected is None and told_by not in (None, subject.id):
+            pytest.skip(f"{broken} cannot be used, see {told_by}")
         reason, _, rest = judged.reason.partition("\n")
         told = any(map(scores.knows, judged.results))
         pytest.fail(f"{reason} (as above)" if told and rest else judged.reason, pytrace=False)
@@ -124,7 +131,10 @@ def pytest_terminal_summary(
     scores = config.stash[_SCORES]
     if not scores.outcomes:
         return
-    for line in scores.lines(config.stash[_KIT].plan.device):
+    kit = config.stash[_KIT]
+    for line in scores.lines(kit.plan.device):
         terminalreporter.write_line(line, red=scores.nothing_checked)
+    for label, untested in kit.untested.items():
+        terminalreporter.write_line(f"bcg conformance: {label}: {untested}")
     if (reported := config.stash.get(_REPORTED, None)) is not None:
         terminalreporter.write_line(f"bcg conformance: {reported}")

@@ -1,10 +1,11 @@
 """Run each case of each backend once, at its first test, and keep what was found for the other tests."""
 
+from collections.abc import Mapping
 from time import perf_counter
 
 import torch
 
-from bcg_core import BackendUnavailableError, UnsupportedSpecError, negotiate_page_size
+from bcg_core import negotiate_page_size
 from bcg_harness.candidates import Candidate
 from bcg_harness.cases import Case
 from bcg_harness.conformance.meanings import MEANINGS
@@ -16,6 +17,8 @@ from bcg_harness.models import resolve_model
 from bcg_harness.outcome import CheckResult
 from bcg_harness.probe import Probe
 from bcg_harness.selection import select_cases
+from bcg_harness.untested import Untested
+from bcg_harness.watching import runner_type
 
 
 class Kit:
@@ -52,7 +55,10 @@ class Kit:
                 plan.model, dtype=plan.dtype, device=plan.device, seed=plan.seed
             )
             cases = select_cases(
-                plan.case_names, plan.buckets, max_context=resolved.model.spec.max_positions
+                plan.case_names,
+                plan.buckets,
+                page_size=self.page_size,
+                max_context=resolved.model.spec.max_positions,
             )
             self.cases = {case.name: case for case in cases}
             with has_to_fit(
@@ -64,8 +70,14 @@ class Kit:
                     plan.buckets,
                     resolved.token_source(None, seed=plan.seed),
                     page_size=self.page_size,
+                    runner_type=runner_type(debug=plan.debug),
                 )
         return self._matrix
+
+    @property
+    def untested(self) -> Mapping[str, Untested]:
+        """Return what each backend that was used declares beyond what is tested here."""
+        return {} if self._matrix is None else self._matrix.untested
 
     def verdict(self, candidate: Candidate, check: str, case: str) -> Verdict:
         """Say what ``check`` found in ``case`` with ``candidate``, which runs now unless it has been run before."""
@@ -88,15 +100,6 @@ class Kit:
         """Make and warm up the backend, once; returns why not when that is not possible."""
         label = candidate.label
         if label not in self._probes:
-            matrix = self.prepare()
-            try:
-                probe = matrix.use(candidate.backend, **candidate.options)
-                matrix.notes[label] = probe.inner.notes()
-                self._probes[label] = probe
-            except BackendUnavailableError as error:
-                self._probes[label] = Verdict.skip(label, error, declared=False)
-            except UnsupportedSpecError as error:
-                self._probes[label] = Verdict.skip(label, error, declared=True)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # the plug-in's, whatever it is
-                self._probes[label] = Verdict.of_whole(CheckResult.broken(error, backend=label))
+            found = self.prepare().try_to_use(label, candidate.backend, **candidate.options)
+            self._probes[label] = found if isinstance(found, Probe) else Verdict.of_whole(found)
         return self._probes[label]

@@ -1,6 +1,5 @@
 """What a run of the kit is about: every test, before the first one runs."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from warnings import warn
@@ -10,21 +9,17 @@ import torch
 
 from bcg_core import TokenBuckets
 from bcg_harness.candidates import Candidate
-from bcg_harness.cases import Case
-from bcg_harness.checks import CHECK_NAMES
-from bcg_harness.conformance.expected_failures import (
-    ExpectedFailure,
-    expected_failures,
-    first_match,
-)
-from bcg_harness.conformance.subjects import CheckOfCase, KnownFailure, Subject, Unusable, applies
+from bcg_harness.conformance.subjects import CheckOfCase, KnownFailure, Subject, Unusable
 from bcg_harness.errors import HarnessError
+from bcg_harness.expected_failures import Expectations, expectations_of
 from bcg_harness.json_file import require_writable
-from bcg_harness.outcome import CheckResult, Outcome
+from bcg_harness.outcome import CheckResult
 from bcg_harness.plugin_options import backends_of, buckets_of, device_of, dtype_of
 from bcg_harness.selection import select_cases
 
 _MAX_CONTEXT = 2048
+_PAGE_SIZE = 16
+"""What cases are sized by when tests are listed: which there are depends on neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +34,7 @@ class Plan:
         buckets: token counts to capture.
         page_size: tokens a KV page; None for what suits the backends.
         case_names: as they were given; none for all.
-        cases: what they stand for, for a model of usual context.
+        debug: watch the runner with every debug tool.
         candidates: backends to check, with what each declares as known to fail.
         unusable: why other backends cannot be checked.
         report: where to write results; None for nowhere.
@@ -52,8 +47,8 @@ class Plan:
     buckets: TokenBuckets
     page_size: int | None
     case_names: tuple[str, ...]
-    cases: tuple[Case, ...]
-    candidates: tuple[tuple[Candidate, tuple[ExpectedFailure, ...]], ...]
+    debug: bool
+    candidates: tuple[tuple[Candidate, Expectations], ...]
     unusable: tuple[CheckResult, ...]
     report: Path | None
 
@@ -72,17 +67,9 @@ class Plan:
             raise HarnessError(
                 "no attention backend is registered: install a plug-in, or name a class with --bcg-backend-class"
             )
-        declared = []
-        for candidate in candidates:
-            try:
-                declared.append((candidate, expected_failures(candidate)))
-            except HarnessError as error:
-                unusable.append(
-                    CheckResult(outcome=Outcome.ERROR, backend=candidate.label, detail=str(error))
-                )
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # a broken plug-in hides no other
-                unusable.append(CheckResult.broken(error, backend=candidate.label))
         case_names = tuple(config.getoption("--bcg-case"))
+        cases = select_cases(case_names, buckets, page_size=_PAGE_SIZE, max_context=_MAX_CONTEXT)
+        declared, broken = expectations_of(candidates, cases, buckets)
         return cls(
             device=device_of(config),
             dtype=dtype_of(config),
@@ -91,59 +78,34 @@ class Plan:
             buckets=buckets,
             page_size=page_size,
             case_names=case_names,
-            cases=tuple(select_cases(case_names, buckets, max_context=_MAX_CONTEXT)),
+            debug=config.getoption("--bcg-debug"),
             candidates=tuple(declared),
-            unusable=tuple(unusable),
+            unusable=(*unusable, *broken),
             report=report,
         )
 
     def subjects(self) -> list[Subject]:
         """Return a subject for each test, backend by backend, case by case; warns of patterns that match nothing."""
         found: list[Subject] = [Unusable(result=result) for result in self.unusable]
-        for candidate, expected in self.candidates:
-            checks = [
-                CheckOfCase(
+        for candidate, expectations in self.candidates:
+            checks = {
+                (check, case): CheckOfCase(
                     candidate=candidate,
                     check=check,
                     case=case,
-                    expected=first_match(expected, check, case),
+                    expected=expectations.expected(check, case),
                 )
-                for check, case in self._pairs(self.cases)
-            ]
-            found += checks
-            found += self._known_failures(candidate, expected, checks)
-        return found
-
-    def _known_failures(
-        self,
-        candidate: Candidate,
-        expected: tuple[ExpectedFailure, ...],
-        checks: Sequence[CheckOfCase],
-    ) -> Iterator[KnownFailure]:
-        # With all built-in cases, as a run of some must take no pattern over the others for stale.
-        builtin = select_cases((), self.buckets, max_context=_MAX_CONTEXT)
-        possible = {*self._pairs(self.cases), *self._pairs(builtin)}
-        for known in expected:
-            chosen = tuple(test for test in checks if known.matches(test.check, test.case))
-            matching = sum(known.matches(check, case) for check, case in possible)
-            if not matching:
-                warning = (
-                    f"expected failure {known.pattern!r} of {candidate.label} matches no test: patterns are over "
-                    "'check-case', such as 'raw_shape-*' or 'oracle-two-requests'"
-                )
+                for check, case in expectations.run
+            }
+            found += checks.values()
+            for warning in expectations.warnings():
                 warn(pytest.PytestWarning(warning), stacklevel=2)
-                continue
-            yield KnownFailure(
-                candidate=candidate,
-                known=known,
-                checks=chosen,
-                complete=len(chosen) == matching,
+            found += (
+                KnownFailure(
+                    known=known,
+                    expectations=expectations,
+                    checks=tuple(checks[at] for at in expectations.matched(known)),
+                )
+                for known in expectations.in_force()
             )
-
-    def _pairs(self, cases: Sequence[Case]) -> list[tuple[str, str]]:
-        return [
-            (check, case.name)
-            for case in cases
-            for check in CHECK_NAMES
-            if applies(check, case, self.buckets)
-        ]
+        return found

@@ -23,6 +23,7 @@ class Scores:
         checks_run: tests that judged a check, well or badly.
         declared: tests skipped for a limit that the backend declares.
         environment: tests skipped for what is missing here.
+        broken: for each backend that cannot be used, the test that says why; its others are skipped.
         results: what the tests were judged from.
         cases: backend and case of all that was judged.
     """
@@ -32,6 +33,8 @@ class Scores:
         self.checks_run = 0
         self.declared = 0
         self.environment = 0
+        self.broken: dict[str, str] = {}
+        self._unjudged = 0
         self.results: list[CheckResult] = []
         self.cases: set[tuple[str, str]] = set()
 
@@ -46,11 +49,16 @@ class Scores:
         self.results += [result for result in verdict.results if not self.knows(result)]
         if isinstance(subject, CheckOfCase):
             self.cases.add(subject.place)
-        if outcome == "skipped":
+        if outcome == "error":
+            if verdict.broken_backend is not None:
+                self.broken[verdict.broken_backend] = subject.id
+        elif outcome != "skipped":
+            self.checks_run += 1
+        elif verdict.broken_backend is not None:
+            self._unjudged += 1
+        else:
             self.declared += verdict.declared
             self.environment += not verdict.declared
-        elif outcome != "error":
-            self.checks_run += 1
 
     def knows(self, result: CheckResult) -> bool:
         """Tell whether an earlier test was judged from ``result``: one for a whole case serves all its tests."""
@@ -76,8 +84,8 @@ class Scores:
         )
         if failing := self.outcomes["xfailed"]:
             line += f"; {failing} failed as expected"
-        if errors := self.outcomes["error"]:
-            line += f"; {errors} could not be judged"
+        if unjudged := self.outcomes["error"] + self._unjudged:
+            line += f"; {unjudged} could not be judged"
         return [line, f"bcg conformance: {_NOTHING}"] if self.nothing_checked else [line]
 
 

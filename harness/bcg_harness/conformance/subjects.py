@@ -1,17 +1,13 @@
 """What the tests of the kit are about, one subject each."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bcg_core import TokenBuckets
 from bcg_harness.candidates import Candidate
-from bcg_harness.cases import Case
-from bcg_harness.checks import ONE_PASS
-from bcg_harness.conformance.expected_failures import ExpectedFailure
 from bcg_harness.conformance.verdict import Verdict
-from bcg_harness.outcome import CheckResult, Outcome
+from bcg_harness.expected_failures import EXPECTED_FAILURES, Expectations, ExpectedFailure
+from bcg_harness.outcome import CheckResult
 
 if TYPE_CHECKING:
     from bcg_harness.conformance.kit import Kit
@@ -81,52 +77,21 @@ class KnownFailure(Subject):
 
     Attributes:
         known: what is declared.
-        checks: the tests of this run that it matches.
-        complete: whether these are all tests that it matches in any run.
+        expectations: all that is declared of the backend.
+        checks: the tests of this run that ``known`` matches.
     """
 
-    candidate: Candidate
     known: ExpectedFailure
+    expectations: Expectations
     checks: tuple[CheckOfCase, ...]
-    complete: bool
 
     @property
     def id(self) -> str:
         """Return backend and pattern."""
-        return f"{self.candidate.label}-expected_failures-{self.known.pattern}"
+        return f"{self.expectations.backend}-{EXPECTED_FAILURES}-{self.known.pattern}"
 
     def judge(self, kit: "Kit") -> Verdict:
         """Fail when every test passes that could be run."""
-        outcomes = Counter(check.judge(kit).outcome for check in self.checks)
-        if any(outcome.is_bad for outcome in outcomes):
-            return Verdict(outcome=Outcome.PASSED)
-        if not self.complete:
-            return Verdict(
-                outcome=Outcome.SKIPPED,
-                reason="not all tests that the pattern matches were selected",
-            )
-        if not outcomes[Outcome.PASSED]:
-            return Verdict(
-                outcome=Outcome.SKIPPED, reason="no test that the pattern matches could be run"
-            )
-        return Verdict(
-            outcome=Outcome.FAILED,
-            reason=f"{self.candidate.label} declares that {self.known.pattern!r} fails ({self.known.reason}), but all "
-            f"{outcomes[Outcome.PASSED]} tests that it matches pass: remove it from expected_failures()",
-        )
-
-
-def applies(check: str, case: Case, buckets: TokenBuckets) -> bool:
-    """Tell whether ``check`` can have something to judge in ``case``, as far as that is known beforehand."""
-    if check == "padding":
-        return any(step.checked and step.num_tokens <= max(buckets) for step in case.steps)
-    if check == ONE_PASS:
-        return bool(_whole_chunked(case))
-    return True
-
-
-def _whole_chunked(case: Case) -> list[int]:
-    """Return the sequences that come in several chunks, all in checked steps."""
-    every = Counter(number for step in case.steps for number, _ in step.requests)
-    checked = Counter(number for step in case.steps if step.checked for number, _ in step.requests)
-    return [number for number, chunks in every.items() if chunks > 1 and checked[number] == chunks]
+        outcomes = (check.judge(kit).outcome for check in self.checks)
+        outcome, reason = self.expectations.judge(self.known, outcomes)
+        return Verdict(outcome=outcome, reason=reason)

@@ -1,13 +1,14 @@
 """What one test of the kit says, and why."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import chain
 
-from bcg_core import BackendError, Capabilities
 from bcg_harness.outcome import CheckResult, Outcome
 
-_CAPABILITIES = frozenset(field.name for field in fields(Capabilities))
 _FRAMES = 3
+_MAKING = re.compile(r'  File "(<frozen |.*/importlib/|.*/inspect\.py"|.*/bcg_core/registry\.py")')
 _CHAINED = "\nThe above exception was the direct cause of the following exception:\n"
 
 
@@ -27,6 +28,12 @@ class Verdict:
     declared: bool = False
     results: tuple[CheckResult, ...] = ()
 
+    @property
+    def broken_backend(self) -> str | None:
+        """Return the backend where an error keeps it from being used at all; None otherwise."""
+        whole = self.outcome is Outcome.ERROR and self.results and self.results[0].case is None
+        return self.results[0].backend if whole else None
+
     @classmethod
     def of_whole(cls, result: CheckResult) -> "Verdict":
         """Judge by a result that stands for all checks of a case or of a backend: a skip, or something raised."""
@@ -36,15 +43,8 @@ class Verdict:
         reason = f"{place}: {result.detail}"
         if result.traceback is not None:
             reason += f"\n{essence(result.traceback)}"
-        declared = result.detail.partition(":")[0] in _CAPABILITIES
-        return cls(outcome=result.outcome, reason=reason, declared=declared, results=(result,))
-
-    @classmethod
-    def skip(cls, backend: str, error: BackendError, *, declared: bool) -> "Verdict":
-        """Skip all tests of ``backend``, which cannot be made for this model."""
-        result = CheckResult(outcome=Outcome.SKIPPED, backend=backend, detail=str(error))
         return cls(
-            outcome=result.outcome, reason=result.detail, declared=declared, results=(result,)
+            outcome=result.outcome, reason=reason, declared=result.declared, results=(result,)
         )
 
     @classmethod
@@ -53,6 +53,8 @@ class Verdict:
         bad = [result for result in results if result.outcome.is_bad]
         if not results:
             return cls(outcome=Outcome.SKIPPED, reason="nothing to check in this case")
+        if all(result.outcome is Outcome.SKIPPED for result in results):
+            return cls.of_whole(results[0])
         if not bad:
             return cls(outcome=Outcome.PASSED, results=tuple(results))
         unjudged = all(result.outcome is Outcome.ERROR for result in bad)
@@ -66,7 +68,19 @@ class Verdict:
 
 
 def essence(traceback: str) -> str:
-    """Return the innermost frames of what was raised first in a formatted traceback, and what that was."""
-    first = traceback.partition(_CHAINED)[0].rstrip()
-    head, *frames = first.split('\n  File "')
-    return "\n".join(f'  File "{frame}' for frame in frames[-_FRAMES:]) or head
+    """Return the innermost frames of what was raised first in a formatted traceback, and what that was.
+
+    Frames that only import or make a backend are left out: they say nothing of it.
+    """
+    lines = traceback.partition(_CHAINED)[0].rstrip().split("\n")
+    frames: list[list[str]] = []
+    raised: list[str] = []
+    for line in lines:
+        if line.startswith('  File "') and not raised:
+            frames.append([line])
+        elif frames and line.startswith("  ") and not raised:
+            frames[-1].append(line)
+        elif frames:
+            raised.append(line)
+    kept = [frame for frame in frames if not _MAKING.match(frame[0])]
+    return "\n".join([*chain.from_iterable(kept[-_FRAMES:]), *(raised or lines)])

@@ -49,10 +49,16 @@ CAPTURE = (
         proofs=tests(
             "core/test_runner_backends.py",
             "test_warm_up_runs_a_backend_at_the_size_of_each_bucket",
+            "test_a_backend_that_skips_its_warm_up_is_lazy_at_the_first_replay_and_in_no_capture",
         )
-        + tests("core/test_runner.py", "test_warm_up_comes_before_every_capture")
+        + tests(
+            "core/test_runner.py",
+            "test_warm_up_comes_before_every_capture",
+            "test_what_a_model_makes_at_its_first_call_is_made_in_warm_up",
+        )
         + tests(
             "harness/test_faults.py",
+            "test_what_does_no_harm_is_no_fault[warms-up-late]",
             "test_what_does_no_harm_is_no_fault[allocates-at-replay]",
             "test_what_does_no_harm_is_no_fault[reads-on-host]",
         )
@@ -66,30 +72,46 @@ CAPTURE = (
         title="everything runs eagerly, and nobody notices",
         caught=Caught.CHECK,
         by="`structure`",
-        how="Replays and fallbacks are counted with their reasons, and the model's Python must not run at a replay.",
+        how="Replays and fallbacks are counted with their reasons, rightly, every bucket must be captured, and the "
+        "model's Python must not run at a replay.",
         proofs=(
             *found(
                 "runner-falls-back-silently",
                 "runner-pretends-to-replay",
                 "engine-runs-python-again",
+                "model-runs-in-one-break",
+                "runner-drops-bucket",
+                "runner-counts-twice",
+                "runner-counts-no-reason",
+                "runner-gives-no-reason",
             ),
             *tests("core/test_runner_faults.py", "test_every_prefill_is_counted_exactly_once"),
         ),
     ),
     Fault(
         number=26,
-        title="running out of memory while capturing ends the process, or graphs that nobody uses fill the memory",
+        title="running out of memory while capturing ends the process, or graphs take the memory of the KV cache",
         caught=Caught.ERROR,
         by="buckets fail one by one",
-        how="A bucket without memory is left out and reported; its batches go elsewhere. Replays of each are counted, "
-        "and `bcg tune` keeps a budget.",
+        how="The cache is there before, and no capture touches it. A bucket without memory is left out and reported; "
+        "its batches go elsewhere. What each bucket takes and serves is counted, and `bcg tune` keeps a budget.",
         proofs=tests(
             "core/test_runner_errors.py",
             "test_a_bucket_that_runs_out_of_memory_is_left_out_and_reported",
             "test_batches_of_a_missing_bucket_go_to_a_larger_one",
             "test_an_engine_that_runs_out_of_memory_loses_that_bucket_alone",
+            "test_a_capture_that_runs_out_of_memory_takes_nothing_from_the_kv_cache",
         )
-        + tests("core/test_runner.py", "test_replays_are_counted_by_bucket"),
+        + tests(
+            "core/test_runner.py",
+            "test_replays_are_counted_by_bucket",
+            "test_capture_leaves_the_cache_as_it_was_but_for_the_reserved_page",
+            "test_capture_takes_no_pages",
+        )
+        + tests(
+            "core/test_capture_memory.py",
+            "test_an_engine_is_asked_for_its_memory_once_a_bucket",
+        ),
     ),
     Fault(
         number=27,

@@ -32,8 +32,10 @@ LIBRARIES = (
         proofs=(
             *found(
                 "backend-writes-row-r",
+                "backend-writes-row-r-of-a-full-bucket",
                 "backend-leaves-out-unwritten",
                 "backend-returns-heads-first",
+                "backend-ignores-out",
             ),
             *tests("core/test_context.py", "test_output_heads_are_a_contiguous_view"),
             *tests(
@@ -42,7 +44,7 @@ LIBRARIES = (
             ),
             *tests(
                 "harness/test_faults.py",
-                "test_what_does_no_harm_is_no_fault[ignores-out]",
+                "test_what_does_no_harm_is_no_fault[returns-new-tensor]",
                 "test_what_does_no_harm_is_no_fault[returns-offset-view]",
                 "test_what_does_no_harm_is_no_fault[returns-strided]",
                 "test_an_output_that_breaks_the_contract_is_an_error_that_names_both",
@@ -130,17 +132,36 @@ LIBRARIES = (
         number=36,
         title="work goes to the current device where the tensors are on another",
         caught=Caught.ERROR,
-        by="`BackendContractError`, `KVCacheError`",
-        how="Results and caches on another device are refused; engines keep the device that they were made for.",
-        proofs=tests(
-            "harness/test_faults.py",
-            "test_an_output_that_breaks_the_contract_is_an_error_that_names_both[returns-other-device]",
-        )
-        + tests(
-            "core/test_runner_checks.py",
-            "test_a_cache_that_does_not_fit_the_model_is_refused_with_both_shapes",
-        )
-        + tests("core/test_cuda_engine_logic.py", "test_an_index_is_kept"),
+        by="`BackendContractError`, `KVCacheError`, `ValueError`",
+        how="Runners make their cache's device the current one, bare graphs their engine's. Caches, engines and "
+        "results of another are refused.",
+        proofs=(
+            *tests(
+                "core/test_current_device.py",
+                "test_the_caches_device_is_current_in",
+                "test_after_an_exception_the_callers_device_is_current",
+                "test_an_engine_of_another_device_is_refused_with_both",
+            ),
+            *tests(
+                "core/test_cuda_engine_logic.py",
+                "test_an_index_is_kept",
+                "test_a_break_at_replay_sees_the_device_of_the_capture",
+            ),
+            *tests(
+                "core/test_two_gpus.py",
+                "test_a_replay_has_the_bits_of_padded_eager",
+                "test_a_model_without_an_index_runs_where_its_cache_is",
+                "test_a_bare_graph_replays_its_breaks_on_its_own_device",
+            ),
+            *tests(
+                "core/test_runner_checks.py",
+                "test_a_cache_that_does_not_fit_the_model_is_refused_with_both_shapes",
+            ),
+            *tests(
+                "harness/test_faults.py",
+                "test_an_output_that_breaks_the_contract_is_an_error_that_names_both[returns-other-device]",
+            ),
+        ),
     ),
 )
 """Classes 29 to 36."""

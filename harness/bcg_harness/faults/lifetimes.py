@@ -72,6 +72,10 @@ LIFETIMES = (
             "core/test_runner_faults.py",
             "test_addresses_recorded_at_capture_are_held_by_the_runner",
         )
+        + tests(
+            "core/test_cuda_engine.py",
+            "test_addresses_recorded_at_capture_are_held_by_the_runner",
+        )
         + tests("core/test_context.py", "test_static_inputs_have_one_address_for_each_size")
         + tests("core/test_cpu_engine_replay.py", "test_an_input_is_held_by_the_segment"),
     ),

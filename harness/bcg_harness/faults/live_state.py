@@ -7,10 +7,19 @@ LIVE_STATE = (
         number=14,
         title="attention is part of a segment, so that request boundaries are those of the capture",
         caught=Caught.CHECK,
-        by="`structure`, `oracle`",
-        how="A graph must have as many breaks as layers; requests are compared with references that know their ends.",
+        by="`structure`, `oracle`; `full_graph`",
+        how="A graph must have as many breaks as layers, and a replay attend to each layer once; requests are compared "
+        "with references that know their ends, those of full graphs too.",
         proofs=(
-            *found("model-attends-in-segment", "model-skips-break", "backend-freezes-boundaries"),
+            *found(
+                "model-attends-in-segment",
+                "model-skips-break",
+                "model-breaks-twice",
+                "model-runs-in-one-break",
+                "model-attends-twice",
+                "backend-freezes-boundaries",
+                "backend-never-refreshes-graph",
+            ),
             *tests("core/test_runner_faults.py", "test_request_boundaries_are_those_of_the_batch"),
         ),
     ),
@@ -37,7 +46,11 @@ LIVE_STATE = (
         by="`bit_equal`, `attention`, `oracle`",
         how="Every ladder has a case of many requests followed by few in the same bucket.",
         proofs=(
-            *found("backend-keeps-stale-rows", "backend-freezes-metadata"),
+            *found(
+                "backend-keeps-stale-rows",
+                "backend-freezes-metadata",
+                "backend-freezes-noisily",
+            ),
             *tests(
                 "core/test_runner_faults.py",
                 "test_a_small_batch_after_one_of_many_requests_is_unharmed",
@@ -61,15 +74,25 @@ LIVE_STATE = (
     Fault(
         number=18,
         title="buffers of a plan are overwritten while the plan before is still in flight",
-        caught=Caught.DESIGN,
-        by="two plans in rotation, and an event",
-        how="The FlashInfer adapter plans into the wrapper that ran longest ago, and waits until its copies are done.",
-        proofs=tests(
-            "backends/test_flashinfer.py",
-            "test_a_plan_never_overwrites_one_that_the_gpu_has_not_copied",
-            "test_without_the_wait_a_plan_is_lost",
-        )
-        + tests("backends/test_on_gpu.py", "test_two_batches_may_be_prepared_before_either_runs"),
+        caught=Caught.CHECK,
+        by="`interleaved`",
+        how="Others are prepared before a batch is attended to, by this instance and by a second one. The FlashInfer "
+        "adapter lets two plans take turns, and waits until the copies of the older are done.",
+        proofs=(
+            *found(
+                "backend-keeps-last-plan",
+                "backend-keeps-last-plan-noisily",
+                "backend-shares-plan-slots",
+            ),
+            *tests(
+                "backends/test_flashinfer.py",
+                "test_a_plan_never_overwrites_one_that_the_gpu_has_not_copied",
+                "test_without_the_wait_a_plan_is_lost",
+            ),
+            *tests(
+                "backends/test_on_gpu.py", "test_two_batches_may_be_prepared_before_either_runs"
+            ),
+        ),
     ),
     Fault(
         number=19,
@@ -105,12 +128,22 @@ LIVE_STATE = (
         title="work that a break queues on another stream leaks into a capture, or races the next segment",
         caught=Caught.CHECK,
         by="`attention`, `oracle`",
-        how="Results are read on the caller's stream, from memory that was NaN. A capture calls no backend at all.",
+        how="Inputs come late on purpose, and results are read on the caller's stream, from memory that was NaN. A "
+        "capture calls no backend at all, and records what its own thread and stream do.",
         proofs=(
             *found("backend-writes-late"),
             *tests(
                 "harness/test_faults.py",
                 "test_work_on_a_stream_that_nobody_waits_for_is_found",
+                "test_a_stream_that_does_not_wait_for_its_inputs_is_found",
+            ),
+            *tests(
+                "core/test_breaks.py",
+                "test_work_that_a_break_leaves_to_another_thread_is_in_no_segment",
+            ),
+            *tests(
+                "core/test_cuda_engine.py",
+                "test_work_that_a_break_queues_on_another_stream_is_in_no_segment",
             ),
             *tests("core/test_context.py", "test_attending_without_a_batch_calls_no_backend"),
             *tests(

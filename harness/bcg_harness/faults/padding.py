@@ -8,9 +8,15 @@ PADDING = (
         title="keys of padded rows are written to somebody's slots, or all keys to the slots of the capture",
         caught=Caught.CHECK,
         by="`kv_isolation`",
-        how="Every slot outside the batch must keep its bits, and every slot of the batch must change.",
+        how="Every slot outside the batch must keep its bits, every slot of the batch must change, and page 0 must "
+        "stay finite.",
         proofs=(
-            *found("runner-freezes-slots", "runner-forgets-padded-inputs", "backend-writes-cache"),
+            *found(
+                "runner-freezes-slots",
+                "runner-forgets-padded-slots",
+                "backend-writes-cache",
+                "backend-spoils-reserved-page",
+            ),
             *tests(
                 "core/test_runner_faults.py",
                 "test_no_cache_row_outside_of_the_slots_of_the_batch_changes",
@@ -25,7 +31,7 @@ PADDING = (
         by="`structure`, `attention`",
         how="The backend must be asked to plan for the live batch, once, and be given as many rows as it has tokens.",
         proofs=(
-            *found("runner-plans-for-padded-count"),
+            *found("runner-plans-for-padded-count", "runner-gives-padded-rows"),
             *tests("core/test_runner_faults.py", "test_metadata_is_made_for_the_real_count"),
         ),
     ),
@@ -34,12 +40,15 @@ PADDING = (
         title="padded rows of the attention output keep NaN or an earlier batch, which a reduction brings to real rows",
         caught=Caught.CHECK,
         by="`padding`",
-        how="All memory is NaN before a replay; afterwards padded rows must be zero, and rows beyond the bucket NaN.",
+        how="All memory is NaN before a replay; afterwards padded rows must be zero, and rows beyond the bucket NaN, "
+        "also behind the largest.",
         proofs=(
             *found(
                 "runner-forgets-padded-output",
                 "backend-writes-row-r",
                 "backend-writes-row-r-of-the-bucket",
+                "backend-writes-row-r-of-the-largest-bucket",
+                "model-divides-by-slot",
                 "backend-writes-nan-behind-rows",
             ),
             *tests(
@@ -56,7 +65,11 @@ PADDING = (
         by="`padding`",
         how="Padded ids and positions must be 0 and padded slots in the reserved page, whatever was there before.",
         proofs=(
-            *found("runner-forgets-padded-inputs"),
+            *found(
+                "runner-forgets-padded-positions",
+                "runner-forgets-padded-ids",
+                "runner-forgets-padded-inputs",
+            ),
             *tests(
                 "core/test_runner_faults.py",
                 "test_stale_positions_of_an_earlier_batch_are_not_looked_up",

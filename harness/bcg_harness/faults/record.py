@@ -25,7 +25,7 @@ class Fault:
         caught: the kind of guard.
         by: its name: checks, an error, or what the design rests on.
         how: what it does.
-        proofs: node ids of tests of this repository that fail without it.
+        proofs: node ids of tests of this repository: of the guard, or of the fault that it finds.
     """
 
     number: int

@@ -34,9 +34,10 @@ _KINDS = {
 
 _INTRODUCTION = (
     "What goes wrong in systems that capture prefill in segments, and in the attention libraries they call, as their",
-    "public issue trackers tell. Each class is found, refused, or cannot happen here. For each there are tests that",
-    "fail without the guard; most have a model, backend or runner with this very fault, from `bcg_harness.testing`.",
-    "Made by `python -m bcg_harness.faults > docs/faults.md`.",
+    "public issue trackers tell. Each class is found, refused, or cannot happen here. For each there are tests of the",
+    "guard; most have a model, backend or runner with this very fault, from `bcg_harness.testing`. Some need a GPU or",
+    "two. No check has a condition that could be left out: for each, `tests/harness/test_faults.py` has a fault that",
+    "its check does not find without it. Made by `python -m bcg_harness.faults > docs/faults.md`.",
 )
 
 

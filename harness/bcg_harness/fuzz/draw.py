@@ -18,6 +18,7 @@ class Bounds:
         most_buckets: buckets of a random ladder.
         most_steps: batches of a case.
         most_requests: requests of a batch.
+        most_crowd: requests of a batch in the few cases that have many.
         most_context: tokens of a request, its prefix included.
     """
 
@@ -25,6 +26,7 @@ class Bounds:
     most_buckets: int = 4
     most_steps: int = 5
     most_requests: int = 8
+    most_crowd: int = 64
     most_context: int = 160
 
     def __post_init__(self) -> None:
@@ -36,6 +38,9 @@ class Bounds:
 PAGE_FACTORS = (1, 2, 3, 8, 16)
 """Page sizes to draw from, as multiples of the smallest that all backends take."""
 
+_CROWD_SLOTS = 2**14
+"""KV slots that a crowd may take with a page each: where pages are large, crowds are smaller."""
+
 
 def draw_ladder(random: Random, bounds: Bounds) -> TokenBuckets:
     """Return a ladder of a few buckets, neighbours and far ones alike."""
@@ -43,13 +48,23 @@ def draw_ladder(random: Random, bounds: Bounds) -> TokenBuckets:
     return TokenBuckets(sorted(random.sample(range(1, bounds.most_bucket + 1), count)))
 
 
-def draw_case(random: Random, name: str, buckets: Sequence[int], bounds: Bounds) -> Case:
+def draw_case(
+    random: Random, name: str, buckets: Sequence[int], bounds: Bounds, page_size: int
+) -> Case:
     """Return a case of a few batches. From a small pool of sequences, so that many go on behind cached tokens."""
     pool = random.choice((1, 2, 3, bounds.most_requests, bounds.most_requests + 4))
+    crowd = min(bounds.most_crowd, _CROWD_SLOTS // page_size)
+    if random.random() < 1 / 12 and crowd > bounds.most_requests:
+        pool, bounds = crowd, replace(bounds, most_requests=crowd)
+        # As if there were a bucket for all of them, or few would ever come together.
+        buckets = sorted({*buckets, max(crowd, *buckets)})
     lengths: dict[int, int] = {}
     steps = []
-    for _ in range(random.randint(1, bounds.most_steps)):
-        requests = _requests(random, pool, lengths, buckets, bounds)
+    begins_at_edges = random.random() < 1 / 6
+    for number in range(random.randint(1, bounds.most_steps)):
+        begins = number == 0 and begins_at_edges
+        requests = _near_page_edges(random, pool, bounds, page_size) if begins else ()
+        requests = requests or draw_requests(random, pool, lengths, buckets, bounds, page_size)
         for sequence, tokens in requests:
             lengths[sequence] = lengths.get(sequence, 0) + tokens
         steps.append(Step(requests=requests, checked=random.random() < 0.85))
@@ -58,10 +73,20 @@ def draw_case(random: Random, name: str, buckets: Sequence[int], bounds: Bounds)
     return Case(name=name, description="drawn at random", steps=tuple(steps))
 
 
-def _requests(
-    random: Random, pool: int, lengths: dict[int, int], buckets: Sequence[int], bounds: Bounds
+def draw_requests(
+    random: Random,
+    pool: int,
+    lengths: dict[int, int],
+    buckets: Sequence[int],
+    bounds: Bounds,
+    page_size: int | None = None,
 ) -> tuple[tuple[int, int], ...]:
-    """Return a batch: a number of tokens, cut at random places, for sequences in random order."""
+    """Return a batch: a number of tokens, cut at random places, for sequences in random order.
+
+    Sequences are numbers below ``pool``; ``lengths`` says how many tokens each has by now, none where it says nothing.
+    Now and then those with cached tokens get one more, as in decoding, or, given a ``page_size``, all end where a page
+    does.
+    """
     if random.random() < 0.03:
         return ()
     total = _tokens(random, buckets)
@@ -69,12 +94,40 @@ def _requests(
     count = random.choice((1, min(2, most), random.randint(1, most), most))
     cuts = sorted(random.sample(range(1, total), count - 1))
     counts = [stop - start for start, stop in zip([0, *cuts], [*cuts, total], strict=True)]
-    sequences = random.sample(range(pool), count)
+    requests = list(zip(random.sample(range(pool), count), counts, strict=True))
+    kind = random.random()
+    if kind < 1 / 8:
+        requests = [
+            (sequence, 1 if sequence in lengths and random.random() < 0.6 else tokens)
+            for sequence, tokens in requests
+        ]
+    elif kind < 1 / 3 and page_size is not None:
+        requests = [
+            (sequence, _to_page_edge(random, lengths.get(sequence, 0), tokens, page_size))
+            for sequence, tokens in requests
+        ]
     return tuple(
         (sequence, tokens)
-        for sequence, tokens in zip(sequences, counts, strict=True)
+        for sequence, tokens in requests
         if lengths.get(sequence, 0) + tokens <= bounds.most_context
     )
+
+
+def _near_page_edges(
+    random: Random, pool: int, bounds: Bounds, page_size: int
+) -> tuple[tuple[int, int], ...]:
+    """Return a batch of one or two requests that end where a page does or a few tokens before it, if there is room."""
+    ends = [random.randint(1, 2) * page_size - random.randint(-1, 4) for _ in range(min(2, pool))]
+    return tuple(
+        (sequence, end) for sequence, end in enumerate(ends) if 0 < end <= bounds.most_context
+    )
+
+
+def _to_page_edge(random: Random, length: int, tokens: int, page_size: int) -> int:
+    """Return how many tokens behind ``length`` end at the page's end that is nearest to ``tokens``, or beside it."""
+    pages = round((length + tokens) / page_size)
+    edge = pages * page_size + random.choice((-1, 0, 1))
+    return edge - length if pages and edge > length else tokens
 
 
 def _tokens(random: Random, buckets: Sequence[int]) -> int:

@@ -63,7 +63,9 @@ class Plan:
         buckets = self.buckets or drawn
         page_size = self.page_size or self.page_multiple * random.choice(PAGE_FACTORS)
         cases = tuple(
-            draw_case(self._random("case", number), self.name(number), buckets, self.bounds)
+            draw_case(
+                self._random("case", number), self.name(number), buckets, self.bounds, page_size
+            )
             for number in range(first, stop)
         )
         return Block(buckets=buckets, page_size=page_size, cases=cases)

@@ -7,7 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bcg_core import TokenBuckets
-from bcg_harness.bench.record import NO_BACKEND, BenchReport, BucketRecord, ModeSetup
+from bcg_harness.bench.cell import NO_BACKEND
+from bcg_harness.bench.record import BenchReport
+from bcg_harness.bench.setup import BucketRecord, ModeSetup
 from bcg_harness.html.axis import token_axis
 from bcg_harness.html.chart import Area, Chart, Key, Panel
 from bcg_harness.html.palette import ModeStyle

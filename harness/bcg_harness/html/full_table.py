@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bcg_harness.bench.record import NO_BACKEND, BenchReport, Cell, Status, WorkloadRecord
+from bcg_harness.bench.cell import NO_BACKEND, Cell, Status
+from bcg_harness.bench.record import BenchReport
+from bcg_harness.bench.workload_record import WorkloadRecord
 from bcg_harness.html.headline import verdict_class
 from bcg_harness.html.runs import fallbacks
 from bcg_harness.html.units import NOTHING, duration, milliseconds, percent, ratio, whole

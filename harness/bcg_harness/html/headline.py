@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bcg_harness.bench.record import BenchReport, Cell, WorkloadRecord
+from bcg_harness.bench.cell import Cell
+from bcg_harness.bench.record import BenchReport
 from bcg_harness.bench.spread import Speedup, Verdict
+from bcg_harness.bench.workload_record import WorkloadRecord
 from bcg_harness.html.runs import (
     BASELINE,
     CONTENDER,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bcg_harness.bench.record import BenchReport, WorkloadRecord
+from bcg_harness.bench.record import BenchReport
 from bcg_harness.bench.spread import Speedup, Verdict
+from bcg_harness.bench.workload_record import WorkloadRecord
 from bcg_harness.html.chart import Area, Chart, Key, Panel
 from bcg_harness.html.palette import HEAT_STEPS, heat_step
 from bcg_harness.html.runs import (

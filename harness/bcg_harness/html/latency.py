@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from bcg_harness.bench.record import NO_BACKEND, BenchReport
+from bcg_harness.bench.cell import NO_BACKEND
+from bcg_harness.bench.record import BenchReport
 from bcg_harness.html.axis import time_axis, token_axis
 from bcg_harness.html.chart import Area, Chart, Key, Panel
 from bcg_harness.html.palette import ModeStyle

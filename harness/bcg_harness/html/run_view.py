@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bcg_harness.bench.context import UNKNOWN, is_emulated, model_shape
-from bcg_harness.bench.record import NO_BACKEND, BenchReport, ModeSetup, Status
+from bcg_harness.bench.cell import NO_BACKEND, Status
+from bcg_harness.bench.context import UNKNOWN, is_emulated
+from bcg_harness.bench.record import BenchReport
+from bcg_harness.bench.setup import ModeSetup
+from bcg_harness.environment import model_shape
 from bcg_harness.html.buckets import bucket_chart
 from bcg_harness.html.chart import Chart
 from bcg_harness.html.full_table import Gap, WorkloadTable, backend_title, gaps, workload_tables
@@ -115,7 +118,7 @@ def _facts(report: BenchReport) -> list[tuple[str, str]]:
         "CUDA of torch": environment.get("cuda"),
         **{name: report.libraries.get(name) for name in _ABOUT},
         "Python": environment.get("python"),
-        "Model": f"{model.get('name', UNKNOWN)}: {model_shape(report)}",
+        "Model": f"{model.get('name', UNKNOWN)}: {model_shape(model)}",
         "Type": model.get("dtype", UNKNOWN),
         **{key.replace("_", " ").capitalize(): value for key, value in report.settings.items()},
         "Started": report.started.replace("T", " "),

@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from bcg_harness.bench.context import UNKNOWN, is_emulated, model_shape, versions
-from bcg_harness.bench.record import NO_BACKEND, BenchReport, Cell, Status, WorkloadRecord
+from bcg_harness.bench.cell import NO_BACKEND, Cell, Status
+from bcg_harness.bench.context import UNKNOWN, is_emulated, versions
+from bcg_harness.bench.record import BenchReport
 from bcg_harness.bench.spread import Spread
+from bcg_harness.bench.workload_record import WorkloadRecord
+from bcg_harness.environment import model_shape
 from bcg_harness.errors import HarnessError
 
 BASELINE = "eager"
@@ -103,7 +106,7 @@ def context_line(report: BenchReport) -> str:
         *(["CPU EMULATOR"] if is_emulated(report) else []),
         str(environment.get("hardware", UNKNOWN)),
         *versions(report),
-        f"{name} ({model_shape(report)}), {dtype}",
+        f"{name} ({model_shape(model)}), {dtype}",
         report.started[:16].replace("T", " "),
     ]
     return " · ".join(parts)

@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bcg_harness.bench.profiling import union_length
-from bcg_harness.bench.record import BenchReport, Span, Timeline
+from bcg_harness.bench.record import BenchReport
+from bcg_harness.bench.timeline import Span, Timeline
 from bcg_harness.html.chart import Area, Chart, Key, Panel
 from bcg_harness.html.units import duration, percent
 

@@ -1,6 +1,6 @@
 """Backends with one fault each, to prove that the checks find it.
 
-Shape letters: R real tokens, N query heads, K KV heads, H head dim.
+Shape letters: R real tokens, S slots of the KV cache, N query heads, H head dim.
 """
 
 from dataclasses import replace
@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bcg_core import AttentionSpec, BackendLimits, Capabilities, PagedKVCache, PrefillBatch
-from bcg_harness.testing.mask_backend import MaskBackend
+from bcg_core import AttentionSpec, BackendLimits, Capabilities, PrefillBatch
+from bcg_harness.testing.mask_backend import LayerCall, MaskBackend
 
 
 class IgnoresLengths(MaskBackend):
@@ -110,28 +110,26 @@ class FreezesMetadata(MaskBackend):
         return metadata if metadata.any() else super().update_bucket_metadata(metadata, batch)
 
 
+class FreezesNoisily(FreezesMetadata):
+    """Prepare the bucket's metadata once, and declare that results may differ: by more than rounding they must not."""
+
+    name: ClassVar[str] = "freezes-noisily"
+    capabilities: ClassVar[Capabilities] = replace(MaskBackend.capabilities, deterministic=False)
+
+
 class WritesRowR(MaskBackend):
     """Write one row of output more than it was given."""
 
     name: ClassVar[str] = "writes-row-r"
 
-    def forward(
-        self,
-        q_RNH: Tensor,
-        k_RKH: Tensor,
-        v_RKH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: Tensor,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
+    def attend(self, call: LayerCall) -> Tensor:
         """Reach behind the end of ``out_RNH``, where its buffer goes on."""
-        assert out_RNH is not None
+        out_RNH = call.out_RNH
         row, past = out_RNH.shape[1] * out_RNH.shape[2], out_RNH.shape[0]
         start = out_RNH.storage_offset() + past * row
         if (start + row) * out_RNH.element_size() <= out_RNH.untyped_storage().nbytes():
             out_RNH.as_strided((row,), (1,), start).fill_(1.0)
-        return super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+        return super().attend(call)
 
 
 class GivesNaN(MaskBackend):
@@ -139,40 +137,10 @@ class GivesNaN(MaskBackend):
 
     name: ClassVar[str] = "gives-nan"
 
-    def forward(
-        self,
-        q_RNH: Tensor,
-        k_RKH: Tensor,
-        v_RKH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: Tensor,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
+    def attend(self, call: LayerCall) -> Tensor:
         """Attend, and spoil the result of layer 0."""
-        result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
-        return result.fill_(float("nan")) if layer == 0 else result
-
-
-class ChangesQueries(MaskBackend):
-    """Scale the queries in place, although they belong to the caller."""
-
-    name: ClassVar[str] = "changes-queries"
-
-    def forward(
-        self,
-        q_RNH: Tensor,
-        k_RKH: Tensor,
-        v_RKH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: Tensor,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend rightly, then leave the queries scaled."""
-        result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
-        q_RNH.mul_(self.spec.scale)
-        return result
+        result = super().attend(call)
+        return result.fill_(float("nan")) if call.layer == 0 else result
 
 
 class WritesCache(MaskBackend):
@@ -180,20 +148,11 @@ class WritesCache(MaskBackend):
 
     name: ClassVar[str] = "writes-cache"
 
-    def forward(
-        self,
-        q_RNH: Tensor,
-        k_RKH: Tensor,
-        v_RKH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: Tensor,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
+    def attend(self, call: LayerCall) -> Tensor:
         """Attend rightly, then clear every slot that no row sees."""
-        result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
-        unseen_S = ~metadata.any(dim=0)
-        kv_cache.flat(layer)[0][unseen_S] = 0
+        result = super().attend(call)
+        unseen_S = ~call.mask_RS.any(dim=0)
+        call.kv_cache.flat(call.layer)[0][unseen_S] = 0
         return result
 
 
@@ -203,18 +162,9 @@ class Noisy(MaskBackend):
     name: ClassVar[str] = "noisy"
     _calls = 0
 
-    def forward(
-        self,
-        q_RNH: Tensor,
-        k_RKH: Tensor,
-        v_RKH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: Tensor,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
+    def attend(self, call: LayerCall) -> Tensor:
         """Round the first head up now and then."""
-        result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+        result = super().attend(call)
         self._calls += 1
         if self._calls % 7 < 3:
             result[:, 0].mul_(1 + torch.finfo(result.dtype).eps)

@@ -1,6 +1,6 @@
-"""Runners that serve a batch by another bucket, row count or weight than they should.
+"""Runners that serve a batch by another bucket, row count or weight than they should, or say so.
 
-Shape letters: T bucket (padded) tokens.
+Shape letters: T bucket (padded) tokens, R real tokens.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,10 @@ from typing import Any
 from bcg_core import (
     Admission,
     CaptureReport,
+    ForwardContext,
     Metadata,
+    Mode,
+    Phase,
     PrefillBatch,
     PrefillResult,
     PrefillRunner,
@@ -73,3 +76,59 @@ class ReplacesWeights(PrefillRunner):
             model = model.inner
         model.weights = replace(model.weights, norm_D=model.weights.norm_D * 1.5)
         return report
+
+
+class DropsBucket(PrefillRunner):
+    """Lose the smallest bucket after the capture, and serve its batches by a larger one."""
+
+    def capture(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
+        """Capture, and forget."""
+        report = super().capture(progress)
+        del self.graphs[min(self.graphs)]
+        self._captured = TokenBuckets(sorted(self.graphs))
+        return report
+
+
+class CountsTwice(PrefillRunner):
+    """Count every replay twice."""
+
+    def prefill(self, batch: PrefillBatch, **kwargs: Any) -> PrefillResult:
+        """Prefill, and count again."""
+        result = super().prefill(batch, **kwargs)
+        if result.admission.bucket is not None:
+            self.stats.replays[result.admission.bucket] += 1
+        return result
+
+
+class CountsNoReason(PrefillRunner):
+    """Count fallbacks, but not why."""
+
+    def _count(self, mode: Mode, admission: Admission) -> None:
+        if mode is Mode.BREAKABLE and admission.bucket is None:
+            admission = Admission.eager("something")
+        super()._count(mode, admission)
+
+
+class GivesNoReason(PrefillRunner):
+    """Fall back, and do not say why."""
+
+    def admit(self, batch: PrefillBatch) -> Admission:
+        """Leave the reason out."""
+        admission = super().admit(batch)
+        return Admission.eager("") if admission.bucket is None else admission
+
+
+class _GenerousContext(ForwardContext):
+    def bind(self, batch: PrefillBatch, backend: Any, metadata: Any) -> None:
+        """Bind, and give a replay's backend all T rows."""
+        super().bind(batch, backend, metadata)
+        if self.phase is Phase.REPLAY:
+            self.real = self.io
+
+
+class GivesPaddedRows(PrefillRunner):
+    """Give the backend the padded rows of the bucket, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.context = _GenerousContext(self.kv_cache)

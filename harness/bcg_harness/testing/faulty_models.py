@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcg_core import ForwardContext, ModelSpec, PrefillModel, eager_on_graph
+from bcg_core import ForwardContext, ModelSpec, PrefillModel, break_graph, eager_on_graph
+from bcg_core.context import attention
 
 
 class _Wrapper:
@@ -72,6 +73,64 @@ class AttendsInSegment(_Wrapper):
         q, k, v = (heads.transpose(0, 1)[None] for heads in (io.q_TNH, io.k_TKH, io.v_TKH))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         io.out_TNH.copy_(out[0].transpose(0, 1))
+
+
+class BreaksTwice(_Wrapper):
+    """Break once more in every layer, with nothing to do there."""
+
+    def attend(self, ctx: ForwardContext, layer: int) -> None:
+        """Break, and attend."""
+        break_graph()
+        ctx.attend(layer)
+
+
+class RunsInOneBreak(_Wrapper):
+    """Run the whole forward in a single break: right, and as slow as without any graph."""
+
+    def forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: ForwardContext) -> Tensor:
+        """Leave nothing to segments."""
+        return self._forward(input_ids_T, positions_T, ctx)
+
+    @eager_on_graph
+    def _forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: ForwardContext) -> Tensor:
+        return super().forward(input_ids_T, positions_T, ctx)
+
+
+class AttendsTwice(_Wrapper):
+    """Attend twice in every break: the same result, at twice the price."""
+
+    @eager_on_graph
+    def attend(self, ctx: ForwardContext, layer: int) -> None:
+        """Attend, and attend."""
+        ctx.attend(layer)
+        ctx.attend(layer)
+
+
+class CachesOtherKeys(_Wrapper):
+    """Write keys to the cache that are not those which attention is given."""
+
+    def attend(self, ctx: ForwardContext, layer: int) -> None:
+        """Write, and attend as the context does."""
+        ctx.kv_cache.write(layer, ctx.io.k_TKH * 1.01, ctx.io.v_TKH, ctx.slot_mapping_T)
+        attention(ctx, layer)
+
+
+class CachesOtherValues(_Wrapper):
+    """Write values to the cache that are not those which attention is given."""
+
+    def attend(self, ctx: ForwardContext, layer: int) -> None:
+        """Write, and attend as the context does."""
+        ctx.kv_cache.write(layer, ctx.io.k_TKH, ctx.io.v_TKH * 1.01, ctx.slot_mapping_T)
+        attention(ctx, layer)
+
+
+class DividesBySlot(_Wrapper):
+    """Divide by what is 1 in real rows, and 0 in padded ones."""
+
+    def forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: ForwardContext) -> Tensor:
+        """Leave padded rows infinite."""
+        hidden_TD = super().forward(input_ids_T, positions_T, ctx)
+        return hidden_TD / ctx.slot_mapping_T[:, None].clamp(max=1)
 
 
 class KeepsPythonState(_Wrapper):

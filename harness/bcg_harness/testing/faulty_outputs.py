@@ -3,17 +3,39 @@
 Shape letters: R real tokens, N query heads, K KV heads, H head dim.
 """
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bcg_core import PagedKVCache
-from bcg_harness.testing.mask_backend import MaskBackend
+from bcg_core import Capabilities, PagedKVCache
+from bcg_harness.testing.mask_backend import LayerCall, MaskBackend
 
 
 class _Returns(MaskBackend):
-    """Attend into a tensor of its own, and return what ``result`` makes of it."""
+    """Attend into a tensor of its own, and return what ``result`` makes of it; declares that it writes ``out``."""
+
+    def attend(self, call: LayerCall) -> Tensor:
+        """Leave ``out_RNH`` alone."""
+        own_RNH = super().attend(replace(call, out_RNH=torch.empty_like(call.out_RNH)))
+        return self.result(own_RNH, call.out_RNH)
+
+    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
+        """Return what the core is given."""
+        return own_RNH
+
+
+class IgnoresOut(_Returns):
+    """Declare that ``out`` is written, and return another tensor, which costs a copy a layer."""
+
+    name: ClassVar[str] = "ignores-out"
+
+
+class _ReturnsAnother(_Returns):
+    """Declare rightly that ``out`` is not written."""
+
+    capabilities: ClassVar[Capabilities] = replace(MaskBackend.capabilities, supports_out=False)
 
     def forward(
         self,
@@ -25,24 +47,18 @@ class _Returns(MaskBackend):
         metadata: Tensor,
         out_RNH: Tensor | None,
     ) -> Tensor:
-        """Leave ``out_RNH`` alone."""
-        assert out_RNH is not None
-        own_RNH = torch.empty_like(out_RNH)
-        super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, own_RNH)
-        return self.result(own_RNH, out_RNH)
-
-    def result(self, own_RNH: Tensor, out_RNH: Tensor) -> Tensor:
-        """Return what the core is given."""
-        return own_RNH
+        """Attend without ``out``, which is not offered."""
+        own_RNH = torch.empty_like(q_RNH, memory_format=torch.contiguous_format)
+        return super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, own_RNH)
 
 
-class IgnoresOut(_Returns):
-    """Declare that ``out`` is written, and return another tensor: no fault, the core copies and counts it."""
+class ReturnsNewTensor(_ReturnsAnother):
+    """Return a new tensor: no fault, the core copies and counts it."""
 
-    name: ClassVar[str] = "ignores-out"
+    name: ClassVar[str] = "returns-new-tensor"
 
 
-class ReturnsOffsetView(_Returns):
+class ReturnsOffsetView(_ReturnsAnother):
     """Return a view that begins inside of a larger tensor: no fault, the core copies by shape and strides."""
 
     name: ClassVar[str] = "returns-offset-view"
@@ -53,7 +69,7 @@ class ReturnsOffsetView(_Returns):
         return torch.cat([nan, own_RNH, nan])[1:-1]
 
 
-class ReturnsStrided(_Returns):
+class ReturnsStrided(_ReturnsAnother):
     """Return the right shape over transposed memory: no fault, the core copies by shape and strides."""
 
     name: ClassVar[str] = "returns-strided"
@@ -63,7 +79,7 @@ class ReturnsStrided(_Returns):
         return own_RNH.transpose(0, 1).contiguous().transpose(0, 1)
 
 
-class ReturnsTransposed(_Returns):
+class ReturnsTransposed(_ReturnsAnother):
     """Return heads first, as kernels with another layout do."""
 
     name: ClassVar[str] = "returns-transposed"
@@ -73,7 +89,7 @@ class ReturnsTransposed(_Returns):
         return own_RNH.transpose(0, 1)
 
 
-class ReturnsOtherDtype(_Returns):
+class ReturnsOtherDtype(_ReturnsAnother):
     """Return float64, as it was computed."""
 
     name: ClassVar[str] = "returns-other-dtype"
@@ -83,7 +99,7 @@ class ReturnsOtherDtype(_Returns):
         return own_RNH.double()
 
 
-class ReturnsOtherDevice(_Returns):
+class ReturnsOtherDevice(_ReturnsAnother):
     """Return a tensor on a device that the model is not on."""
 
     name: ClassVar[str] = "returns-other-device"
@@ -93,7 +109,7 @@ class ReturnsOtherDevice(_Returns):
         return own_RNH.to("meta")
 
 
-class ReturnsPaddedRows(_Returns):
+class ReturnsPaddedRows(_ReturnsAnother):
     """Return as many rows as a larger batch would have."""
 
     name: ClassVar[str] = "returns-padded-rows"
@@ -132,25 +148,14 @@ class WritesLate(MaskBackend):
     name: ClassVar[str] = "writes-late"
     _late: tuple[Tensor, Tensor] | None = None
 
-    def forward(
-        self,
-        q_RNH: Tensor,
-        k_RKH: Tensor,
-        v_RKH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: Tensor,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
+    def attend(self, call: LayerCall) -> Tensor:
         """Attend into a tensor of its own, and write that of the layer before."""
-        assert out_RNH is not None
-        own_RNH = torch.empty_like(out_RNH)
-        super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, own_RNH)
+        own_RNH = super().attend(replace(call, out_RNH=torch.empty_like(call.out_RNH)))
         if self._late is not None:
             target, value = self._late
             target.copy_(value)
-        self._late = out_RNH, own_RNH
-        return out_RNH
+        self._late = call.out_RNH, own_RNH
+        return call.out_RNH
 
 
 class RunsOnAnotherStream(MaskBackend):
@@ -158,19 +163,10 @@ class RunsOnAnotherStream(MaskBackend):
 
     name: ClassVar[str] = "runs-on-another-stream"
 
-    def forward(
-        self,
-        q_RNH: Tensor,
-        k_RKH: Tensor,
-        v_RKH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: Tensor,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
+    def attend(self, call: LayerCall) -> Tensor:
         """Begin when the caller's stream is ready, and leave the end to chance."""
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             torch.cuda._sleep(20_000_000)  # about 10 ms
-            return super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
+            return super().attend(call)

@@ -4,13 +4,14 @@ Shape letters: R real tokens, S slots of the whole KV cache, B requests, N query
 """
 
 from bisect import bisect
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bcg_core import AttentionSpec, BackendLimits, PagedKVCache, PrefillBatch
-from bcg_harness.testing.mask_backend import MaskBackend
+from bcg_core import AttentionSpec, BackendLimits, PrefillBatch
+from bcg_harness.testing.mask_backend import LayerCall, MaskBackend
 
 
 class FreezesBoundaries(MaskBackend):
@@ -111,26 +112,13 @@ class ErrsInCompany(MaskBackend):
     """Be off by 1 % in one head when there are several requests: what a comparison of single requests hides."""
 
     name: ClassVar[str] = "errs-in-company"
-    _factor = 1.0
+    _factor = 1.01
 
-    def init_forward_metadata(self, batch: PrefillBatch) -> Tensor:
-        """Choose the factor by the number of requests."""
-        self._factor = 1.01 if batch.num_requests > 1 else 1.0
-        return super().init_forward_metadata(batch)
-
-    def forward(
-        self,
-        q_RNH: Tensor,
-        k_RKH: Tensor,
-        v_RKH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: Tensor,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
-        """Attend, and scale the first head."""
-        result = super().forward(q_RNH, k_RKH, v_RKH, kv_cache, layer, metadata, out_RNH)
-        result[:, 0].mul_(self._factor)
+    def attend(self, call: LayerCall) -> Tensor:
+        """Attend, and scale the first head where the last row sees nothing of what the first sees."""
+        result = super().attend(call)
+        alone = (call.mask_RS[0] & call.mask_RS[-1]).any()
+        result[:, 0].mul_(torch.where(alone, 1.0, self._factor))
         return result
 
 
@@ -139,11 +127,9 @@ class SplitsByComposition(ErrsInCompany):
 
     name: ClassVar[str] = "splits-by-composition"
 
-    def init_forward_metadata(self, batch: PrefillBatch) -> Tensor:
-        """Choose a factor of one rounding step."""
-        mask_RS = super().init_forward_metadata(batch)
-        self._factor = 1 + torch.finfo(self.spec.dtype).eps * (batch.num_requests > 1)
-        return mask_RS
+    def __init__(self, spec: AttentionSpec, limits: BackendLimits, device: torch.device) -> None:
+        super().__init__(spec, limits, device)
+        self._factor = 1 + torch.finfo(spec.dtype).eps
 
 
 class InterleavesHeads(MaskBackend):
@@ -151,21 +137,12 @@ class InterleavesHeads(MaskBackend):
 
     name: ClassVar[str] = "interleaves-heads"
 
-    def forward(
-        self,
-        q_RNH: Tensor,
-        k_RKH: Tensor,
-        v_RKH: Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: Tensor,
-        out_RNH: Tensor | None,
-    ) -> Tensor:
+    def attend(self, call: LayerCall) -> Tensor:
         """Put the query heads into the wrong groups, and back."""
-        assert out_RNH is not None
         heads, groups = self.spec.num_heads, self.spec.num_kv_heads
         order = torch.arange(heads).view(-1, groups).t().flatten()
-        out_RNH[:, order] = super().forward(
-            q_RNH[:, order], k_RKH, v_RKH, kv_cache, layer, metadata, torch.empty_like(out_RNH)
+        out_RNH = torch.empty_like(call.out_RNH)
+        call.out_RNH[:, order] = super().attend(
+            replace(call, q_RNH=call.q_RNH[:, order], out_RNH=out_RNH)
         )
-        return out_RNH
+        return call.out_RNH

@@ -6,7 +6,7 @@ Shape letters: R real tokens, T bucket (padded) tokens.
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,6 +15,7 @@ from bcg_core import (
     CPUSegmentEngine,
     ForwardContext,
     Mode,
+    ModelSpec,
     Phase,
     PrefillBatch,
     PrefillResult,
@@ -27,20 +28,45 @@ from bcg_core import (
 
 
 class _ForgetfulWorkspace(Workspace):
+    def __init__(self, spec: ModelSpec, max_tokens: int, forgets: Collection[str]) -> None:
+        super().__init__(spec, max_tokens)
+        self._forgets = forgets
+
     def load(self, batch: PrefillBatch, inputs: StaticInputs) -> None:
-        """Copy the real rows and leave the padded ones as they are."""
-        real = batch.num_tokens
-        inputs.input_ids_T[:real].copy_(batch.input_ids_R)
-        inputs.positions_T[:real].copy_(batch.positions_R)
-        inputs.slot_mapping_T[:real].copy_(batch.slot_mapping_R)
+        """Load, and put back what was in the padded rows before."""
+        tails = [getattr(inputs, name)[batch.num_tokens :] for name in self._forgets]
+        before = [tail.clone() for tail in tails]
+        super().load(batch, inputs)
+        for tail, stale in zip(tails, before, strict=True):
+            tail.copy_(stale)
 
 
 class ForgetsPaddedInputs(PrefillRunner):
     """Leave the ids, positions and slots of an earlier, longer batch in the padded rows."""
 
+    forgets: ClassVar[Collection[str]] = ("input_ids_T", "positions_T", "slot_mapping_T")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.workspace = _ForgetfulWorkspace(self.model.spec, self.buckets[-1])
+        self.workspace = _ForgetfulWorkspace(self.model.spec, self.buckets[-1], self.forgets)
+
+
+class ForgetsPaddedIds(ForgetsPaddedInputs):
+    """Leave the token ids of an earlier, longer batch in the padded rows."""
+
+    forgets = ("input_ids_T",)
+
+
+class ForgetsPaddedPositions(ForgetsPaddedInputs):
+    """Leave the positions of an earlier, longer batch in the padded rows."""
+
+    forgets = ("positions_T",)
+
+
+class ForgetsPaddedSlots(ForgetsPaddedInputs):
+    """Leave the KV slots of an earlier, longer batch in the padded rows."""
+
+    forgets = ("slot_mapping_T",)
 
 
 class _UnclearedContext(ForwardContext):
@@ -106,6 +132,29 @@ class SamplesWrongRow(PrefillRunner):
         with torch.inference_mode():
             logits_BV = self.model.compute_logits(result.hidden_RD[list(batch.cu_new_lens[:-1])])
         return replace(result, logits_BV=logits_BV)
+
+
+class KeepsResults(PrefillRunner):
+    """Keep every result."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._results: list[PrefillResult] = []
+
+    def prefill(self, batch: PrefillBatch, **kwargs: Any) -> PrefillResult:
+        """Prefill, and remember."""
+        self._results.append(super().prefill(batch, **kwargs))
+        return self._results[-1]
+
+
+class TiresOfReplay(PrefillRunner):
+    """Run batches eagerly from the hundredth replay on."""
+
+    def admit(self, batch: PrefillBatch) -> Admission:
+        """Admit to no bucket when there have been enough."""
+        if self.stats.replays.total() >= 100:
+            return Admission.eager("enough for today")
+        return super().admit(batch)
 
 
 class RunsPythonAgain(PrefillRunner):

@@ -4,6 +4,7 @@ Shape letters: R real tokens, T bucket tokens, S slots of the whole KV cache, N 
 G = N / K query heads of a group.
 """
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -19,11 +20,31 @@ from bcg_core import (
 )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerCall:
+    """Hold what one call of ``forward`` is given, but for the new keys and values: they are in the cache already.
+
+    Attributes:
+        q_RNH: queries, which belong to the caller.
+        kv_cache: keys and values of all layers.
+        layer: which of them.
+        mask_RS: True where a row may look.
+        out_RNH: where the result goes.
+    """
+
+    q_RNH: Tensor
+    kv_cache: PagedKVCache
+    layer: int
+    mask_RS: Tensor
+    out_RNH: Tensor
+
+
 class MaskBackend(AttentionBackend):
     """Attend over every slot of the KV cache, behind a mask that says which of them a row may see.
 
     The mask of a bucket keeps its address and is refreshed in place, so attention can be captured in a full graph; rows
-    that may see nothing become zero. Faulty backends for tests derive from this one and get the mask wrong.
+    that may see nothing become zero. Faulty backends for tests derive from this one, and get the mask or ``attend``
+    wrong.
     """
 
     name: ClassVar[str] = "mask"
@@ -94,13 +115,28 @@ class MaskBackend(AttentionBackend):
         metadata: Tensor,
         out_RNH: Tensor | None,
     ) -> Tensor:
-        """Attend in float64, in which results do not depend on how many rows there are, and write to ``out_RNH``."""
+        """Attend with the rows of the mask that are live."""
         assert out_RNH is not None, "the core offers out to a backend that supports it"
-        keys_SKH, values_SKH = (cached.double() for cached in kv_cache.flat(layer))
         mask_RS = metadata[: q_RNH.shape[0]]
-        q_RKGH = q_RNH.double().unflatten(1, (self.spec.num_kv_heads, -1))
+        return self.attend(
+            LayerCall(q_RNH=q_RNH, kv_cache=kv_cache, layer=layer, mask_RS=mask_RS, out_RNH=out_RNH)
+        )
+
+    def attend(self, call: LayerCall) -> Tensor:
+        """Attend in float64, in which results do not depend on how many rows there are, and write to ``out_RNH``."""
+        keys_SKH, values_SKH = self.cached(call)
+        q_RKGH = call.q_RNH.double().unflatten(1, (self.spec.num_kv_heads, -1))
         logits_KGRS = torch.einsum("rkgh,skh->kgrs", q_RKGH, keys_SKH) * self.scale
-        weights_KGRS = logits_KGRS.masked_fill(~mask_RS, float("-inf")).softmax(dim=-1)
-        weights_KGRS = weights_KGRS.masked_fill(~mask_RS, 0.0)  # NaN where a row may see nothing
+        weights_KGRS = self.weights(logits_KGRS, call.mask_RS)
         result_RKGH = torch.einsum("kgrs,skh->rkgh", weights_KGRS, values_SKH)
-        return out_RNH.copy_(result_RKGH.flatten(1, 2))
+        return call.out_RNH.copy_(result_RKGH.flatten(1, 2))
+
+    def cached(self, call: LayerCall) -> tuple[Tensor, Tensor]:
+        """Return keys and values of every slot, in float64."""
+        keys_SKH, values_SKH = call.kv_cache.flat(call.layer)
+        return keys_SKH.double(), values_SKH.double()
+
+    def weights(self, logits_KGRS: Tensor, mask_RS: Tensor) -> Tensor:
+        """Return the softmax over the slots that a row sees."""
+        weights_KGRS = logits_KGRS.masked_fill(~mask_RS, float("-inf")).softmax(dim=-1)
+        return weights_KGRS.masked_fill(~mask_RS, 0.0)  # NaN where it sees nothing

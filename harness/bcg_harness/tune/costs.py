@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bcg_harness.bench.record import BucketCost
+from bcg_harness.bench.costs import BucketCost
 from bcg_harness.errors import HarnessError
 
 Floats = NDArray[np.float64]

@@ -28,6 +28,8 @@ from bcg_llama import PRESETS, LlamaModel, random_llama
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    # Of torch itself, once torch.compile is used.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
 ]
 
 

@@ -58,15 +58,16 @@ def test_a_watched_runner_is_seen_to_call_them(make_watched: Make, make_batch: M
     assert "PointerGuard._attributes" in calls_into_debug(lambda: runner.prefill(batch))
 
 
-def test_importing_the_core_does_not_import_the_tools() -> None:
+def test_importing_the_core_does_not_import_the_tools(tmp_path: Path) -> None:
     code = (
         "import pkgutil, sys, bcg_core\n"
         "for module in pkgutil.iter_modules(bcg_core.__path__, 'bcg_core.'):\n"
         "    if module.name != 'bcg_core.debug': __import__(module.name)\n"
         "print([name for name in sys.modules if name.startswith('bcg_core.debug')])"
     )
+    # Elsewhere, as `-c` puts the working directory on the path.
     process = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert process.stdout.strip() == "[]"
 

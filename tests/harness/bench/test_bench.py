@@ -7,8 +7,8 @@ import pytest
 
 from bcg_harness.bench.bench import Bench
 from bcg_harness.bench.bucket_costs import measure_buckets
+from bcg_harness.bench.cell import NO_BACKEND, Cell, Status
 from bcg_harness.bench.mode import ExecutionMode
-from bcg_harness.bench.record import NO_BACKEND, Cell, Status
 from bcg_harness.bench.runner_modes import (
     Breakable,
     BreakableUnfused,

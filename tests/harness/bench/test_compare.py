@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from bcg_harness.bench.cell import Cell, Status
 from bcg_harness.bench.compare import comparable, comparable_pairs, compare_runs
-from bcg_harness.bench.record import BenchReport, Cell, Status
+from bcg_harness.bench.record import BenchReport
 from bcg_harness.bench.spread import Spread, Verdict
 
 

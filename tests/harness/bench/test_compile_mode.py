@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from bcg_harness.bench import llama_pieces
+from bcg_harness.bench.cell import NO_BACKEND
 from bcg_harness.bench.compile_mode import CompilePiecewise, TorchCompile
 from bcg_harness.bench.llama_pieces import CompiledPieces
 from bcg_harness.bench.mechanism import Recording
-from bcg_harness.bench.record import NO_BACKEND, ModeSetup
+from bcg_harness.bench.setup import ModeSetup
 from bcg_harness.testing.mode_trial import ModeTrial, TrialStep
 from bcg_llama import PRESETS, random_llama
 

@@ -13,8 +13,9 @@ import torch
 
 from bcg_core import CPUSegmentEngine
 from bcg_harness.bench import foreign_mode
+from bcg_harness.bench.cell import NO_BACKEND
 from bcg_harness.bench.foreign_mode import BreakableMeta
-from bcg_harness.bench.record import NO_BACKEND, ModeSetup
+from bcg_harness.bench.setup import ModeSetup
 from bcg_harness.testing.mode_trial import ModeTrial
 from bcg_llama import LlamaModel
 

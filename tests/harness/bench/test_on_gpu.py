@@ -10,11 +10,11 @@ import torch
 from bcg_backends.sdpa import SDPABackend
 from bcg_core import TokenBuckets
 from bcg_harness.bench.bench import Bench
+from bcg_harness.bench.cell import Cell, Status
 from bcg_harness.bench.device_times import profile_cells
 from bcg_harness.bench.families import parse_workload
 from bcg_harness.bench.mode import ExecutionMode
 from bcg_harness.bench.overhead import measure_break_overhead
-from bcg_harness.bench.record import Cell, Status
 from bcg_harness.bench.runner_modes import Breakable, Eager, Full, PaddedEager
 from bcg_harness.candidates import Candidate
 from bcg_harness.testing import MaskBackend, SlowBackend

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcg_harness.bench import transformers_mode
-from bcg_harness.bench.record import NO_BACKEND, ModeSetup
+from bcg_harness.bench.cell import NO_BACKEND
+from bcg_harness.bench.setup import ModeSetup
 from bcg_harness.bench.transformers_mode import TransformersEager
 from bcg_harness.bench.transformers_model import TransformersLlama
 from bcg_harness.errors import HarnessError

@@ -3,7 +3,7 @@
 import pytest
 
 from bcg_harness import Case, HarnessError, Step
-from bcg_harness.bench.record import WorkloadRecord
+from bcg_harness.bench.workload_record import WorkloadRecord
 from bcg_harness.bench.workloads import Workload, check_fits
 
 PREFIXED = Workload(

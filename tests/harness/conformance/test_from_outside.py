@@ -20,7 +20,7 @@ def test_the_kit_runs_from_an_empty_folder(toys: Path, tmp_path: Path) -> None:
     )
     assert process.returncode == 0, process.stdout + process.stderr
     assert "(toy-backends 3.1.4)" in process.stdout
-    assert "7 passed" in process.stdout
+    assert "9 passed" in process.stdout
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from bcg_harness import CHECK_NAMES
+
 RunKit = Callable[..., Any]
-CHECKS = ["bit_equal", "raw_shape", "oracle", "attention", "structure", "kv_isolation", "padding"]
+CHECKS = [name for name in CHECK_NAMES if name != "one_pass"]
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +69,9 @@ def test_what_is_raised_is_shown_once_with_its_place(mixed: Any) -> None:
     assert "raising, case two-requests, step 0: RuntimeError: one request at a time" in output
 
 
-def test_a_backend_that_cannot_be_made_is_an_error_of_all_its_tests(mixed: Any) -> None:
-    assert mixed[0].outcome_of("unmade-structure-two-chunks") == "ERROR"
+def test_a_backend_that_cannot_be_made_is_an_error_of_its_first_test(mixed: Any) -> None:
+    assert mixed[0].outcome_of("unmade-bit_equal-two-requests") == "ERROR"
+    assert mixed[0].outcome_of("unmade-structure-two-chunks") == "SKIPPED"
     assert "MemoryError: no workspace (toys.py:" in mixed[0].output
 
 
@@ -96,10 +99,15 @@ def test_backends_are_listed_with_the_versions_of_their_distributions(mixed: Any
     assert "bcg runs on: CPU emulator" in mixed[0].output
 
 
+def test_a_class_of_another_name_than_it_is_registered_under_is_noted_once(mixed: Any) -> None:
+    note = "bcg note: registered as 'right', but its class has name = 'mask'"
+    assert mixed[0].output.count(note) == 1
+
+
 def test_the_summary_counts_what_was_checked_and_what_was_not(mixed: Any) -> None:
-    # 15 tests of two cases: all of "right" and "wrong", the second case of "raising".
-    assert "38 checks run on CPU (emulated graphs), 0 on GPU" in mixed[0].output
-    assert "15 by declaration, 0 by environment; 24 could not be judged" in mixed[0].output
+    # Tests of two cases: all of "right" and "wrong", the second case of "raising".
+    assert "48 checks run on CPU (emulated graphs), 0 on GPU" in mixed[0].output
+    assert "19 by declaration, 0 by environment; 30 could not be judged" in mixed[0].output
 
 
 def test_the_report_has_the_form_of_bcg_check(mixed: Any) -> None:
@@ -115,8 +123,8 @@ def test_the_report_has_the_form_of_bcg_check(mixed: Any) -> None:
 def test_the_report_counts_tests_and_is_not_green(mixed: Any) -> None:
     summary, tests = mixed[1]["summary"], mixed[1]["tests"]
     assert (summary["green"], summary["interrupted"]) == (False, False)
-    assert tests["passed"] + tests["failed"] == 38
-    assert (tests["skipped"], tests["error"]) == (15, 24)
+    assert tests["passed"] + tests["failed"] == 48
+    assert (tests["skipped"], tests["error"]) == (37, 12)
 
 
 def test_what_stands_for_a_whole_case_is_reported_once(mixed: Any) -> None:
@@ -132,9 +140,9 @@ def test_a_right_backend_alone_is_green(run_kit: RunKit, tmp_path: Path) -> None
     run = run_kit(*options, "--bcg-case", str(case), "--bcg-report", str(report), "--bcg-seed=3")
     content = json.loads(report.read_text())
     assert run.status == 0, run.output
-    assert "7 passed" in run.output
+    assert "9 passed" in run.output
     assert content["summary"]["green"] is True
-    assert content["settings"] == {"page_size": 8, "seed": 3, "text": None}
+    assert content["settings"] == {"page_size": 8, "seed": 3, "text": None, "debug": False}
 
 
 def test_a_class_is_found_in_the_current_directory(run_kit: RunKit, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_case_runs_once_for_all_its_tests(
     run_kit: RunKit, cases_run: list[tuple[str, str]]
 ) -> None:
     run = run_kit(*OPTIONS)
-    assert "14 passed" in run.output
+    assert "18 passed" in run.output
     assert cases_run == [("toys:MaskBackend", "bucket"), ("toys:MaskBackend", "one-token")]
 
 

@@ -2,13 +2,12 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
 from bcg_backends.sdpa import SDPABackend
-from bcg_core import ENTRY_POINT_GROUP, AttentionBackend, registry
+from bcg_core import AttentionBackend
 from bcg_harness import Candidate, RandomTokens
 from bcg_harness.checks import MECHANISM
 from bcg_harness.fuzz.draw import Bounds
@@ -52,16 +51,3 @@ def make_fuzz(small_model: LlamaModel) -> Callable[..., Fuzz]:
         )
 
     return make
-
-
-@pytest.fixture
-def only_backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that makes these the only registered backends."""
-
-    def register(**values: str) -> None:
-        points = {
-            name: [EntryPoint(name, value, ENTRY_POINT_GROUP)] for name, value in values.items()
-        }
-        monkeypatch.setattr(registry, "_installed", lambda: points)
-
-    return register

@@ -38,6 +38,15 @@ def test_a_right_backend_exits_with_0(bcg: Callable[..., Result], tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_case_is_counted_as_one(
+    bcg: Callable[..., Result], only_backends: Callable[..., None]
+) -> None:
+    only_backends(gone="bcg_harness.testing:NotInstalled", mask="bcg_harness.testing:MaskBackend")
+    result = bcg("fuzz", *QUICK, "--cases", "1")
+    assert "skip gone: " in result.output
+    assert "mask: 1 case passed" in result.output
+
+
 def test_json_holds_the_result_and_its_context(bcg: Callable[..., Result], tmp_path: Path) -> None:
     bcg("fuzz", *QUICK, "--backend", "sdpa", "--seed", "3", "--json", "out.json")
     raw = json.loads((tmp_path / "out.json").read_text())
@@ -60,6 +69,12 @@ class Failed:
     result: Result
     folder: Path
 
+    @property
+    def case(self) -> str:
+        """Return the name of the case that failed."""
+        (path,) = self.folder.glob("fuzz-*.json")
+        return path.stem.removesuffix("-faulty")
+
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Failed:
@@ -77,8 +92,8 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Failed:
 def test_a_failure_exits_with_1_and_names_check_and_command(failed: Failed) -> None:
     output = failed.result.output
     assert failed.result.exit_code == 1
-    assert "FAIL fuzz-1-1 with faulty: padding: attention output of padded rows" in output
-    assert "replay: bcg check --case fuzz-1-1-faulty.json --backend faulty" in output
+    assert f"FAIL {failed.case} with faulty: padding: attention output of padded rows" in output
+    assert f"replay: bcg check --case {failed.case}-faulty.json --backend faulty" in output
     assert "--buckets 3,8 --page-size 3 --model tiny" in output
 
 
@@ -93,7 +108,7 @@ def test_the_command_that_is_shown_replays_the_case(
     (line,) = (line for line in failed.result.output.splitlines() if "replay: " in line)
     result = bcg(*line.partition("replay: bcg ")[2].split())
     assert result.exit_code == 1
-    assert "FAIL faulty / fuzz-1-1 / step 0 / padding" in result.output
+    assert f"FAIL faulty / {failed.case} / step 0 / padding" in result.output
 
 
 def test_the_file_is_a_case_that_says_how_to_replay_it(failed: Failed) -> None:

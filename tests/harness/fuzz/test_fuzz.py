@@ -29,6 +29,9 @@ from bcg_harness.fuzz.fuzz import Fuzz
 from bcg_harness.testing import (
     AlignsTopLeft,
     ForgetsPaddedOutput,
+    ForgetsPrefixFromFifthOn,
+    ForgetsPrefixFromSeventeenthOn,
+    ForgetsPrefixOfDecodeRows,
     FreezesMetadata,
     FreezesSlots,
     HonestlyNoisy,
@@ -245,3 +248,15 @@ def test_only_what_is_asked_for_is_checked_and_references_only_where_needed(
     results = matrix.check(backend.name, backend)
     assert {result.check for result in results} == set(checks)
     assert phases == expected
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [ForgetsPrefixFromFifthOn, ForgetsPrefixFromSeventeenthOn, ForgetsPrefixOfDecodeRows],
+    ids=lambda backend: backend.name,
+)
+def test_what_is_wrong_behind_some_prefixes_only_is_drawn(
+    make_fuzz: MakeFuzz, backend: type[AttentionBackend]
+) -> None:
+    tally = make_fuzz(backend, cases=300, checks=["attention"], most_attempts=1).run()
+    assert [found.checks for found in tally.counterexamples] == [["attention"]]

@@ -1,9 +1,10 @@
 """Whatever the composition, the ladder, the order of buckets and the backend: replay is padded eager, bit for bit.
 
-A counter-example is printed as a JSON case, as small as it goes, which ``bcg check --case FILE`` replays.
+A counter-example is printed as a JSON case, as small as it goes, and as the ``bcg check`` command that replays it.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bcg_harness.checks import MECHANISM
 from bcg_harness.cli import app
 from bcg_harness.fuzz.draw import Bounds
 from bcg_harness.fuzz.fuzz import Fuzz
+from bcg_harness.fuzz.record import Counterexample
 from bcg_harness.probe import Probe
 from bcg_harness.stage import Stage
 from bcg_harness.testing import ChangesQueries, MaskBackend
@@ -79,8 +81,28 @@ class Property:
         bad = self.problems(self.matrix, candidate, case)
         if bad:
             alone = self.problems(Matrix(*self.arguments, **self.options), candidate, case)
-            how = "bcg check --case replays" if alone else "only after the examples before it:"
-            pytest.fail(f"{bad}; {how} {json.dumps(case.to_json())}")
+            which = (
+                "to replay it" if alone else "only after the examples before it, so this may pass"
+            )
+            pytest.fail(f"{bad}; {which}:\n{self.commands(candidate, case)}")
+
+    def commands(self, candidate: Candidate, case: Case) -> str:
+        """Return shell commands that write ``case`` to a file and check it, as far as ``bcg check`` knows the set-up.
+
+        It runs all layers of the model, and a backend that only tests know has to be registered under its name first.
+        """
+        found = Counterexample(
+            backend=candidate.label,
+            case=case,
+            drawn=case,
+            buckets=TokenBuckets(self.matrix.stage.runner.buckets),
+            page_size=self.options["page_size"],
+            results=(),
+            reproduced=True,
+        )
+        settings = {"model": "tiny", "device": "cpu", "dtype": "float32", "seed": 0}
+        command = found.command(Path("drawn.json"), settings)
+        return f"cat > drawn.json <<END\n{json.dumps(case.to_json())}\nEND\n{command}\n"
 
     def problems(self, matrix: Matrix, candidate: Candidate, case: Case) -> list[str]:
         probe = matrix.use(candidate.backend, **candidate.options)
@@ -197,10 +219,11 @@ def test_results_do_not_depend_on_the_order_of_batches_and_buckets(
 # What a failure leaves in one's hands.
 
 
-def test_a_counterexample_is_printed_as_a_case_that_check_replays(
+def test_a_counterexample_is_printed_as_a_command_that_replays_it(
     small_model: LlamaModel,
     only_backends: Callable[..., None],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     faulty = Candidate(name="faulty", backend=ChangesQueries)
     attention = Property(small_model, [8], ["attention"])
@@ -210,17 +233,19 @@ def test_a_counterexample_is_printed_as_a_case_that_check_replays(
     def fails(case: Case) -> None:
         attention.holds_for(faulty, case)
 
-    with pytest.raises(BaseException, match="check --case replays") as caught:
+    with pytest.raises(BaseException, match="to replay it") as caught:
         fails()
-    message = str(caught.value)
-    case = json.JSONDecoder().raw_decode(message, message.index('{"name"'))[0]
-    file = tmp_path / "case.json"
-    file.write_text(json.dumps(case))
+    write, case, _, command = str(caught.value).split("to replay it:\n")[1].splitlines()[:4]
+    assert [step["requests"] for step in json.loads(case)["steps"]] == [[[0, 1]]]
+    assert write == "cat > drawn.json <<END"
+    monkeypatch.chdir(tmp_path)
+    Path("drawn.json").write_text(case)
     only_backends(faulty="bcg_harness.testing:ChangesQueries")
-    result = CliRunner().invoke(app, ["check", "--buckets", "8", "--case", str(file)])
-    assert result.exit_code == 1
+    name, *arguments = shlex.split(command)
+    result = CliRunner().invoke(app, arguments)
+    assert (name, result.exit_code) == ("bcg", 1)
     assert "FAIL faulty / drawn" in result.output
-    assert [step["requests"] for step in case["steps"]] == [[[0, 1]]]
+    assert "buckets 8, pages of 4" in result.output
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -10,22 +10,13 @@ from random import Random
 
 import pytest
 
-from bcg_harness.bench.record import (
-    NO_BACKEND,
-    BenchReport,
-    BreakOverhead,
-    BucketCost,
-    BucketRecord,
-    Cell,
-    CheckSummary,
-    DeviceTime,
-    ModeSetup,
-    Span,
-    Status,
-    Timeline,
-    WorkloadRecord,
-)
+from bcg_harness.bench.cell import NO_BACKEND, Cell, CheckSummary, DeviceTime, Status
+from bcg_harness.bench.costs import BreakOverhead, BucketCost
+from bcg_harness.bench.record import BenchReport
+from bcg_harness.bench.setup import BucketRecord, ModeSetup
 from bcg_harness.bench.spread import Speedup, Spread
+from bcg_harness.bench.timeline import Span, Timeline
+from bcg_harness.bench.workload_record import WorkloadRecord
 from bcg_harness.html.page import Source, compare_sources, render_page, view_runs
 
 BACKENDS = {

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bcg_harness.bench.record import NO_BACKEND, BenchReport, Span, Status
+from bcg_harness.bench.cell import NO_BACKEND, Status
+from bcg_harness.bench.record import BenchReport
 from bcg_harness.bench.spread import Speedup, Verdict
+from bcg_harness.bench.timeline import Span
 from bcg_harness.errors import HarnessError
 from bcg_harness.html.buckets import bucket_chart, ladder_of, padding_by_bucket
 from bcg_harness.html.chart import Area, Chart

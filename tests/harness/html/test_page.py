@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 
+from bcg_harness.bench.cell import Cell, CheckSummary, DeviceTime, Status
 from bcg_harness.bench.compare import compare_runs
-from bcg_harness.bench.record import (
-    BenchReport,
-    Cell,
-    CheckSummary,
-    DeviceTime,
-    Span,
-    Status,
-    Timeline,
-)
+from bcg_harness.bench.record import BenchReport
 from bcg_harness.bench.spread import Speedup, Spread, Verdict
+from bcg_harness.bench.timeline import Span, Timeline
 from bcg_harness.errors import HarnessError
 from bcg_harness.html.palette import DARK, LIGHT
 

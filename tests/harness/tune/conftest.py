@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bcg_harness import Environment
-from bcg_harness.bench.record import BenchReport, BucketCost
+from bcg_harness.bench.costs import BucketCost
+from bcg_harness.bench.record import BenchReport
 from bcg_harness.bench.spread import Spread
 from bcg_harness.environment import describe_model
 from bcg_llama import LlamaModel

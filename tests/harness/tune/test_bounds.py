@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from bcg_harness.bench.record import BucketCost
+from bcg_harness.bench.costs import BucketCost
 from bcg_harness.tune.bounds import find_bounds
 from bcg_harness.tune.budgets import LadderBudgets
 from bcg_harness.tune.costs import LadderCosts

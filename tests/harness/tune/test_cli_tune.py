@@ -9,8 +9,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bcg_core import TokenBuckets
+from bcg_harness.bench.costs import BucketCost
 from bcg_harness.bench.families import parse_workload
-from bcg_harness.bench.record import BucketCost
 from bcg_harness.cli import app
 
 MakeCost = Callable[..., BucketCost]
@@ -212,6 +212,23 @@ def test_two_files_under_one_path_are_refused(
     result = tune("--lengths", lengths, *paths)
     assert result.exit_code == 2
     assert "--output and --json both name" in result.stderr
+
+
+@pytest.mark.parametrize("written", ["--output", "--json"])
+@pytest.mark.parametrize("read", ["--costs", "--lengths", "--trace"])
+def test_what_is_read_is_not_overwritten(
+    tune: Callable[..., Result], costs: Path, lengths: Path, tmp_path: Path, read: str, written: str
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"prompt_tokens": 50}\n')
+    path = {"--costs": costs, "--lengths": lengths, "--trace": trace}[read]
+    before = path.read_text()
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    result = tune("--lengths", lengths, "--trace", trace, written, link)
+    assert result.exit_code == 2
+    assert f"{read} and {written} both name {link}: give two files" in result.stderr
+    assert path.read_text() == before
 
 
 def test_a_trace_that_the_measured_model_cannot_hold_is_refused(

@@ -7,7 +7,7 @@ from math import nan
 import pytest
 
 from bcg_harness import HarnessError
-from bcg_harness.bench.record import BucketCost
+from bcg_harness.bench.costs import BucketCost
 from bcg_harness.tune.costs import LadderCosts, select_costs
 
 MakeCost = Callable[..., BucketCost]

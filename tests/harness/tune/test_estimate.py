@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bcg_harness.bench.record import BucketCost
+from bcg_harness.bench.costs import BucketCost
 from bcg_harness.tune.budgets import LadderBudgets
 from bcg_harness.tune.costs import LadderCosts
 from bcg_harness.tune.distribution import TokenDistribution

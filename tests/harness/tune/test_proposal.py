@@ -8,7 +8,7 @@ import pytest
 
 from bcg_core import TokenBuckets
 from bcg_harness import HarnessError
-from bcg_harness.bench.record import BucketCost
+from bcg_harness.bench.costs import BucketCost
 from bcg_harness.bench.spread import Verdict
 from bcg_harness.tune.budgets import LadderBudgets
 from bcg_harness.tune.costs import LadderCosts

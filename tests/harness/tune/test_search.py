@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bcg_harness import HarnessError
-from bcg_harness.bench.record import BucketCost
+from bcg_harness.bench.costs import BucketCost
 from bcg_harness.tune.budgets import LadderBudgets
 from bcg_harness.tune.costs import LadderCosts
 from bcg_harness.tune.distribution import TokenDistribution
