@@ -20,7 +20,7 @@ from bcg_harness.fuzz.draw import Bounds
 from bcg_harness.fuzz.fuzz import Fuzz
 from bcg_harness.fuzz.plan import Plan
 from bcg_harness.fuzz.record import Counterexample, FuzzReport
-from bcg_harness.json_file import require_writable, write_json
+from bcg_harness.json_file import require_folder, require_writable, write_json
 from bcg_harness.outcome import Outcome
 from bcg_harness.progress import Progress
 from bcg_harness.selection import parse_buckets
@@ -67,9 +67,9 @@ def run(options: FuzzOptions, progress: Progress) -> FuzzReport:
 
     Ctrl-C ends the run, and the report says so.
     """
-    for path in (options.output / "fuzz.json", options.json):
-        if path is not None:
-            require_writable(path)
+    require_folder(options.output)
+    if options.json is not None:
+        require_writable(options.json)
     checks = parse_checks(options.checks)
     buckets = None if options.buckets is None else parse_buckets(options.buckets)
     subject = Subject.choose(

@@ -46,3 +46,12 @@ def require_writable(path: Path) -> None:
         raise HarnessError(
             f"cannot write {path}: {error.strerror}; give a file in an existing directory that you may write to"
         ) from error
+
+
+def require_folder(path: Path) -> None:
+    """Make the folder ``path`` unless it is there; raises HarnessError where files cannot be written to it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HarnessError(f"cannot make the folder {path}: {error.strerror}") from error
+    require_writable(path / "probe.json")

@@ -52,7 +52,10 @@ def fuzz(
         int, typer.Option(help="Failures after which to stop.", min=1, metavar="N")
     ] = 1,
     output: Annotated[
-        Path, typer.Option(help="Write failing cases into this folder.", metavar="DIR")
+        Path,
+        typer.Option(
+            help="Write failing cases into this folder, which is made if need be.", metavar="DIR"
+        ),
     ] = Path(),
     json: Annotated[
         Path | None,

@@ -158,7 +158,7 @@ def test_a_broken_entry_point_exits_with_1_and_hides_nobody(
         (["--device", "tpu"], "possible are cpu and cuda"),
         (["--dtype", "int8"], "possible are float32"),
         (["--model", "no-such-model"], "no-such-model"),
-        (["--output", "nowhere"], "cannot write"),
+        (["--output", "/dev/null/below"], "cannot make the folder"),
         (["--json", "nowhere/out.json"], "cannot write"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -169,6 +169,12 @@ def test_wrong_use_exits_with_2_and_says_what_is_possible(
     result = bcg("fuzz", "--cases", "1", *arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_the_folder_for_failing_cases_is_made(bcg: Callable[..., Result], tmp_path: Path) -> None:
+    result = bcg("fuzz", *QUICK, "--backend", "sdpa", "--output", "below/here")
+    assert result.exit_code == 0, result.output
+    assert list((tmp_path / "below" / "here").iterdir()) == []
 
 
 def test_an_interrupted_run_says_so_and_keeps_what_it_has(
