@@ -198,7 +198,10 @@ FAULTS = {
         alone={"attention": BUDGET, "oracle": BUDGET},
     ),
     "backend-gives-nan": Fault(
-        backend=GivesNaN, found_by={"attention", "oracle"}, spares={"structure", "padding"}
+        backend=GivesNaN,
+        found_by={"attention", "oracle", "bit_equal"},
+        spares={"structure", "padding"},
+        alone={"bit_equal": "finite"},
     ),
     "backend-keeps-stale-rows": Fault(
         backend=KeepsStaleRows, found_by={"bit_equal", "attention", "oracle"}, spares=MECHANISM

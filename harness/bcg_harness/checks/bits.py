@@ -10,6 +10,13 @@ from torch import Tensor
 from bcg_harness.budgets import Comparison, bit_equal
 from bcg_harness.checks.check import Check, Condition, has_requests
 from bcg_harness.checks.record import StepRecord
+from bcg_harness.wrong_rows import NotFinite
+
+
+def _finite(record: StepRecord) -> Iterator[str]:
+    """Demand numbers: NaN has the same bits both ways, and would pass for right where no reference is asked for."""
+    if wrong := NotFinite.of(record.replay.hidden_RD):
+        yield f"hidden states of the replay: {wrong.describe(None)}"
 
 
 def _same_bits(what: str, pair: Callable[[StepRecord], tuple[Tensor, Tensor]]) -> Condition:
@@ -43,6 +50,7 @@ BIT_EQUAL = Check(
     name="bit_equal",
     applies=has_requests,
     conditions={
+        "finite": _finite,
         "two replays": _two_replays,
         "hidden states": _same_bits(
             "hidden states of replay and padded eager",
@@ -59,7 +67,7 @@ BIT_EQUAL = Check(
     },
     comparison=_noise,
 )
-"""Compare replay with padded eager: hidden states, logits and the whole KV cache but page 0, and two replays.
+"""Compare replay with padded eager: hidden states, which must be finite, logits, the KV cache but page 0; and two replays.
 
 Page 0 takes the keys of all padded rows in one slot, in no fixed order.
 """

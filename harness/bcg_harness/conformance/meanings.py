@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
-        "bit_equal": "replay gives the bits that eager execution of the same padded shape gives",
+        "bit_equal": "replay gives the bits that eager execution of the same padded shape gives, and no NaN",
         "raw_shape": "replay gives, within a budget, what eager execution without padding gives",
         "oracle": "each request gives, within a budget, what an independent Llama gives over its whole history",
         "attention": "each layer's attention is, within a budget, what its definition gives on the same inputs",

@@ -141,7 +141,7 @@ def test_a_result_that_goes_wrong_late_is_found(make_soak: MakeSoak) -> None:
 def test_a_failure_keeps_the_batches_since_the_cache_was_empty(make_soak: MakeSoak) -> None:
     failure = make_soak(GivesNaN).run().failure
     assert failure is not None
-    assert failure.results[0].check == "padding"
+    assert failure.results[0].check == "bit_equal"
     case = Case.from_json(failure.to_json()["case"])
     # It failed in the first batch that was checked: the longest prefixes, which others had made.
     assert Counter(len(step.requests) for step in case.steps) == {1: len(case.steps) - 1, 3: 1}
