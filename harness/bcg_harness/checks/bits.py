@@ -67,7 +67,7 @@ BIT_EQUAL = Check(
     },
     comparison=_noise,
 )
-"""Compare replay with padded eager: hidden states, which must be finite, logits, the KV cache but page 0; and two replays.
+"""Compare replay with padded eager: finite hidden states, logits, the KV cache but page 0; and two replays.
 
 Page 0 takes the keys of all padded rows in one slot, in no fixed order.
 """
