@@ -83,7 +83,9 @@ def test_its_first_test_says_why(made: Any) -> None:
     assert made.status == 1
     assert made.outcome_of("broken_toys:SkipsWhenMade-bit_equal-two-requests") == "ERROR"
     assert "broken_toys:SkipsWhenMade: Skipped: no device" in made.output
-    assert made.output.count('pytest.skip("no device")') == 1
+    # In CI pytest repeats whole messages in its summary.
+    shown = made.output.partition("short test summary info")[0]
+    assert shown.count('pytest.skip("no device")') == 1
 
 
 def test_its_other_tests_are_skipped_and_name_the_first(made: Any) -> None:
