@@ -1,5 +1,6 @@
 """Backends that leave something behind with every batch, or go wrong after many, to prove that a soak finds it."""
 
+import mmap
 import os
 from typing import Any, ClassVar
 
@@ -81,8 +82,20 @@ class KeepsHostMemory(_Leaky):
     name: ClassVar[str] = "keeps-host-memory"
 
     def leave_behind(self, batch: PrefillBatch) -> Any:
-        """Return 256 KiB that the process has resident."""
+        """Return 256 KiB; they may lie in memory that malloc had kept, which makes nothing more resident."""
         return b"x" * 2**18
+
+
+class KeepsMappedMemory(_Leaky):
+    """Keep memory of the system's, past malloc, for every batch."""
+
+    name: ClassVar[str] = "keeps-mapped-memory"
+
+    def leave_behind(self, batch: PrefillBatch) -> Any:
+        """Return 256 KiB that the process has resident."""
+        mapped = mmap.mmap(-1, 2**18)
+        mapped.write(b"x" * 2**18)
+        return mapped
 
 
 class KeepsFiles(_Leaky):

@@ -18,6 +18,7 @@ from bcg_harness.testing import (
     KeepsDeviceMemory,
     KeepsFiles,
     KeepsHostMemory,
+    KeepsMappedMemory,
     KeepsNumbers,
     KeepsObjects,
     KeepsResults,
@@ -91,7 +92,7 @@ LEAKS: dict[str, tuple[type[AttentionBackend], str]] = {
     "workspaces": (KeepsDeviceMemory, "host memory that malloc gave out"),
     "objects": (KeepsObjects, "objects that Python can collect"),
     "numbers": (KeepsNumbers, "memory blocks of Python"),
-    "bytes": (KeepsHostMemory, "resident host memory"),
+    "pages": (KeepsMappedMemory, "resident host memory"),
     "heap": (KeepsHostMemory, "host memory that malloc gave out"),
     "files": (KeepsFiles, "open files"),
 }
