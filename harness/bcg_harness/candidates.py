@@ -103,9 +103,7 @@ def select_backends(
             ]
             missing = [candidate.selected.unavailable() for candidate in found]
             limits = [_device_limit(candidate, device, option_prefix) for candidate in found]
-        except UnknownBackendError:
-            raise
-        except PASSED_ON:
+        except (UnknownBackendError, *PASSED_ON):
             raise
         except BaseException as error:  # a broken plug-in hides no other
             if chosen and isinstance(error, BackendOptionError):

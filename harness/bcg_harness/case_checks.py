@@ -25,16 +25,17 @@ def case_checks(
 
 def applies(check: str, case: Case, buckets: TokenBuckets, capabilities: Capabilities) -> bool:
     """Tell whether ``check`` can have something to judge in ``case``, as far as that is known beforehand."""
-    if check == "interleaved":
-        return any(step.checked and step.requests for step in case.steps)
-    if check == "full_graph":
-        served = (step.checked and 0 < step.num_tokens <= max(buckets) for step in case.steps)
-        return capabilities.supports_full_graph and any(served)
+    counts = [step.num_tokens for step in case.steps if step.checked and step.requests]
+    served = any(count <= max(buckets) for count in counts)
+    if check in ("structure", "kv_isolation"):
+        return True
     if check == "padding":
-        return any(step.checked and step.num_tokens <= max(buckets) for step in case.steps)
+        return served
+    if check == "full_graph":
+        return capabilities.supports_full_graph and served
     if check == ONE_PASS:
         return bool(_whole_chunked(case))
-    return True
+    return bool(counts)
 
 
 def _whole_chunked(case: Case) -> list[int]:

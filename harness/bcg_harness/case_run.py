@@ -99,9 +99,9 @@ class CaseRun:
         kv_padded = storage.clone()
         if batch.num_requests and "attention" in self._checks:
             sharp = measure_sharp(stage, batch, self._probe.inner)
-        if batch.num_requests and self._companions and "interleaved" in self._checks:
-            twin = self._companions.twin
-            interleaving = interleave(stage, batch, self._probe.inner, twin)
+        companions = self._companions
+        if batch.num_requests and companions and "interleaved" in self._checks:
+            interleaving = interleave(stage, batch, self._probe.inner, lambda: companions.twin)
         storage.copy_(before)
         full = self._full(batch)
         storage.copy_(before)

@@ -49,12 +49,12 @@ def fuzz_backends(options: FuzzOptions) -> None:
     with usage_errors(), progress_bar() as progress:
         report = run(options, progress)
         written = _write_cases(report, options.output)
-        if options.json is not None:
-            write_json(report.to_json(), options.json)
     console = Console()
     for line in _lines(report, written):
         console.print(line, highlight=False, soft_wrap=True)
     if options.json is not None:
+        with usage_errors():
+            write_json(report.to_json(), options.json)
         console.print(f"written to {options.json}", highlight=False, markup=False, soft_wrap=True)
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)

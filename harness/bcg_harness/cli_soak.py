@@ -18,6 +18,7 @@ from bcg_harness.memory import has_to_fit
 from bcg_harness.progress import Progress
 from bcg_harness.selection import parse_buckets
 from bcg_harness.soak.record import SoakReport
+from bcg_harness.soak.samples import number_of_samples
 from bcg_harness.soak.soak import Soak
 from bcg_harness.soak.tables import context_line, growth_table, lines
 from bcg_harness.soak.traffic import Traffic
@@ -28,7 +29,7 @@ class SoakOptions:
     """Hold the options of the command as they were given; ``bcg soak --help`` says what they mean."""
 
     replays: int = 20_000
-    samples: int = 200
+    samples: int | None = None
     check_every: int = 100
     seed: int = 0
     backends: tuple[str, ...] = ()
@@ -44,8 +45,6 @@ def soak_backends(options: SoakOptions) -> None:
     """Run what ``options`` ask for, print it, and exit: 0 if green, 1 if not, 2 for wrong use, 130 if interrupted."""
     with usage_errors(), progress_bar() as progress:
         report = run(options, progress)
-        if options.json is not None:
-            write_json(report.to_json(), options.json)
     console = Console()
     console.print(context_line(report), highlight=False, markup=False, soft_wrap=True)
     table = growth_table(report)
@@ -54,6 +53,8 @@ def soak_backends(options: SoakOptions) -> None:
     for line in lines(report):
         console.print(line, highlight=False, soft_wrap=True)
     if options.json is not None:
+        with usage_errors():
+            write_json(report.to_json(), options.json)
         console.print(f"written to {options.json}", highlight=False, markup=False, soft_wrap=True)
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -68,6 +69,7 @@ def run(options: SoakOptions, progress: Progress) -> SoakReport:
     """
     if options.json is not None:
         require_writable(options.json)
+    samples = number_of_samples(options.samples, options.replays)
     chosen = None if options.buckets is None else parse_buckets(options.buckets)
     subject = Subject.choose(
         backends=options.backends,
@@ -89,7 +91,7 @@ def run(options: SoakOptions, progress: Progress) -> SoakReport:
             subject.candidates,
             subject.source,
             replays=options.replays,
-            samples=options.samples,
+            samples=samples,
             check_every=options.check_every,
             page_size=page_size,
             progress=progress,
@@ -105,7 +107,7 @@ def run(options: SoakOptions, progress: Progress) -> SoakReport:
         spec=spec,
         settings={
             "replays": options.replays,
-            "samples": options.samples,
+            "samples": samples,
             "check_every": options.check_every,
             "seed": options.seed,
             "backends": [candidate.label for candidate in subject.candidates],

@@ -1,4 +1,4 @@
-"""What is made besides a backend under test, for as long as it is that backend's turn."""
+"""What is made besides a backend under test, until its cases are done."""
 
 from collections.abc import Callable
 from functools import cached_property

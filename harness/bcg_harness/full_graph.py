@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bcg_core import AttentionBackend, KVSequence, Mode, PrefillBatch, PrefillRunner
 from bcg_core.debug import poison
+from bcg_core.errors import PASSED_ON
 from bcg_harness.outcome import describe
 from bcg_harness.stage import Stage
 
@@ -62,7 +63,9 @@ class FullGraphs:
                 page_size=kv_cache.page_size,
             )
             result = runner.prefill(batch, mode=Mode.BREAKABLE)
-        except Exception as error:  # noqa: BLE001  # the backend's, whatever it is
+        except PASSED_ON:
+            raise
+        except BaseException as error:  # noqa: BLE001  # the plug-in's, whatever it is
             return FullReplay(error=f"replay raised {describe(error)}")
         finally:
             kv_cache.free(bystander)
@@ -76,7 +79,9 @@ class FullGraphs:
         if self._runner is None and self._not_captured is None:
             try:
                 self._capture()
-            except Exception as error:  # noqa: BLE001  # likewise
+            except PASSED_ON:
+                raise
+            except BaseException as error:  # noqa: BLE001  # likewise
                 self._not_captured = FullReplay(error=f"capture raised {describe(error)}")
         return self._runner
 

@@ -87,7 +87,7 @@ class Matrix:
         self._oracle: HiddenOracle | None = None
         self._probes: dict[tuple[type[AttentionBackend], str], Probe] = {}
         self._makers: dict[Probe, Callable[[], AttentionBackend]] = {}
-        self._companions: tuple[Probe, Companions] | None = None
+        self._companions: dict[Probe, Companions] = {}
         self._fitting = [case for case in cases if self._too_long(case) is None]
         self.stage = Stage(
             subject or model,
@@ -118,15 +118,21 @@ class Matrix:
     def each_case(
         self, name: str, backend: type[AttentionBackend], **options: Any
     ) -> Iterator[list[CheckResult]]:
-        """Do what ``check`` does, and yield the results case by case; one list when the backend cannot be used."""
+        """Do what ``check`` does, and yield the results case by case; one list when the backend cannot be used.
+
+        Backends may take turns: each keeps its companions until its own cases are done, or nobody asks for more.
+        """
         probe = self.try_to_use(name, backend, **options)
         if isinstance(probe, CheckResult):
             yield [probe]
             return
         self.progress.start(name, len(self.cases))
-        for case in self.cases:
-            yield self.check_case(name, probe, case)
-            self.progress.advance()
+        try:
+            for case in self.cases:
+                yield self.check_case(name, probe, case)
+                self.progress.advance()
+        finally:
+            self.release(probe)
 
     def try_to_use(
         self, name: str, backend: type[AttentionBackend], **options: Any
@@ -164,7 +170,10 @@ class Matrix:
         return self._probes[key]
 
     def check_case(self, name: str, probe: Probe, case: Case) -> list[CheckResult]:
-        """Run one of ``cases`` with the backend in ``probe``, which results call ``name``."""
+        """Run one of ``cases`` with the backend in ``probe``, which results call ``name``.
+
+        What checks make besides the backend is kept for its next case: ``release`` it behind the last.
+        """
         if (too_long := self._too_long(case)) is not None:
             return [CheckResult.skip(too_long, backend=name, case=case.name, declared=False)]
         if case.has_prefix and not probe.capabilities.cached_prefix:
@@ -196,13 +205,17 @@ class Matrix:
             self._companions_of(probe),
         )
 
+    def release(self, probe: Probe) -> None:
+        """Drop what was made besides the backend in ``probe``, if anything; its next case makes it anew."""
+        companions = self._companions.pop(probe, None)
+        if companions is not None:
+            companions.release()
+
     def _companions_of(self, probe: Probe) -> Companions:
-        """Return what belongs to the backend in ``probe``; what belonged to the one before is released."""
-        if self._companions is None or self._companions[0] is not probe:
-            if self._companions is not None:
-                self._companions[1].release()
-            self._companions = probe, Companions(self.stage, self._makers[probe])
-        return self._companions[1]
+        """Return what belongs to the backend in ``probe``; nothing is made before a check asks for it."""
+        if probe not in self._companions:
+            self._companions[probe] = Companions(self.stage, self._makers[probe])
+        return self._companions[probe]
 
     def _too_long(self, case: Case) -> str | None:
         needed, possible = longest_sequence([case]), self.model.spec.max_positions

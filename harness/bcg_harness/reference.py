@@ -80,7 +80,8 @@ class LlamaReference:
         wide, stop = _wide(q_BNSH.dtype), rows.stop
         q_BNRH, k_BNSH, v_BNSH = q_BNSH[:, :, rows], k_BNSH[:, :, :stop], v_BNSH[:, :, :stop]
         logits_BNRS = q_BNRH.to(wide) @ k_BNSH.to(wide).mT * self.config.head_dim**-0.5
-        seen_RS = torch.ones(stop, stop, dtype=torch.bool, device=self.device).tril()[rows]
+        shape = stop - rows.start, stop
+        seen_RS = torch.ones(shape, dtype=torch.bool, device=self.device).tril(rows.start)
         weights_BNRS = logits_BNRS.masked_fill(~seen_RS, float("-inf")).softmax(dim=-1)
         return _product(weights_BNRS.to(q_BNSH.dtype), v_BNSH)
 

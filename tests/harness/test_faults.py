@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from bcg_backends.sdpa import SDPABackend
 from bcg_core import AttentionBackend, PrefillModel, PrefillRunner, TokenBuckets
 from bcg_harness import (
     CHECK_NAMES,
@@ -515,6 +516,14 @@ FAULTS = {
         cases=[FULL_LARGE],
         found_by={"kv_isolation", "attention", "oracle"},
         spares={"bit_equal", "structure"},
+        alone={"kv_isolation": "own written"},
+    ),
+    "runner-loses-last-row-of-a-nan-cache": Fault(
+        backend=SDPABackend,
+        runner=LosesLastRow,
+        cases=[FULL_LARGE],
+        found_by={"kv_isolation", "attention"},
+        spares={"structure"},
         alone={"kv_isolation": "own written"},
     ),
     "runner-replaces-weights": Fault(

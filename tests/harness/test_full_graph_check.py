@@ -1,4 +1,4 @@
-"""Full graphs are captured where a backend declares them, once, and only while it is that backend's turn."""
+"""Full graphs are captured where a backend declares them, once, and kept until its cases are done."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +26,12 @@ class Narrow(MaskBackend):
         return "head_dims: full graphs need 256"
 
 
+class Another(MaskBackend):
+    """Be the same under another name."""
+
+    name = "another"
+
+
 class WithBreaks(MaskBackend):
     """Declare no full graphs."""
 
@@ -48,15 +54,20 @@ def runners(monkeypatch: pytest.MonkeyPatch) -> list[PrefillRunner]:
 
 
 @pytest.fixture
-def check(small_model: LlamaModel) -> Check:
-    """Return a function that checks full graphs of a backend, all in one matrix."""
-    matrix = Matrix(
+def matrix(small_model: LlamaModel) -> Matrix:
+    """Return a matrix that checks full graphs alone."""
+    return Matrix(
         small_model,
         CASES,
         BUCKETS,
         RandomTokens(small_model.spec.vocab_size),
         checks=["full_graph"],
     )
+
+
+@pytest.fixture
+def check(matrix: Matrix) -> Check:
+    """Return a function that checks full graphs of a backend, all in one matrix."""
     return lambda backend: matrix.check(backend.name, backend)
 
 
@@ -81,17 +92,41 @@ def test_a_refusal_is_a_skip_by_declaration_that_gives_the_reason(check: Check) 
 def test_graphs_are_captured_once_for_all_cases(check: Check, runners: list[PrefillRunner]) -> None:
     check(MaskBackend)
     (runner,) = runners
-    assert sorted(runner.graphs) == sorted(BUCKETS)
     assert sum(runner.stats.replays.values()) == sum(
         step.checked for case in CASES for step in case.steps
     )
 
 
-def test_graphs_are_released_when_the_next_backend_is_checked(
+def test_backends_that_take_turns_are_captured_once_each(
+    matrix: Matrix, runners: list[PrefillRunner]
+) -> None:
+    turns = [matrix.each_case(each.name, each) for each in (MaskBackend, Another)]
+    rounds = list(zip(*turns, strict=True))
+    assert len(rounds) == len(CASES)
+    assert [runner.backend.name for runner in runners] == ["mask", "another"]
+
+
+def test_graphs_are_kept_while_there_are_more_cases(
+    matrix: Matrix, runners: list[PrefillRunner]
+) -> None:
+    turn = matrix.each_case("mask", MaskBackend)
+    next(turn)
+    assert sorted(runners[0].graphs) == sorted(BUCKETS)
+
+
+def test_graphs_are_released_behind_the_last_case(
     check: Check, runners: list[PrefillRunner]
 ) -> None:
     check(MaskBackend)
-    check(WithBreaks)
+    assert runners[0].graphs == {}
+
+
+def test_graphs_are_released_when_nobody_asks_for_more_cases(
+    matrix: Matrix, runners: list[PrefillRunner]
+) -> None:
+    turn = matrix.each_case("mask", MaskBackend)
+    next(turn)
+    turn.close()  # type: ignore[attr-defined]  # it is a generator
     assert runners[0].graphs == {}
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from bcg_backends.sdpa import SDPABackend
 from bcg_core import BackendLimits, Chunk, KVSequence, PrefillBatch, TokenBuckets
 from bcg_harness.budgets import judge
 from bcg_harness.interleaving import interleave
@@ -34,6 +36,22 @@ class NotesLogits(MaskBackend):
         """Look, and go on."""
         self.largest = logits_KGRS.masked_fill(~mask_RS, float("-inf")).max().item()
         return super().weights(logits_KGRS, mask_RS)
+
+
+class NotesResults(SDPABackend):
+    """Remember the results of all calls."""
+
+    name = "notes-results"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.results: list[Tensor] = []
+
+    def forward(self, *args: Any) -> Tensor:
+        """Attend, and remember."""
+        result = super().forward(*args)
+        self.results.append(result.clone())
+        return result
 
 
 def stage_of(model: LlamaModel) -> Stage:
@@ -109,5 +127,14 @@ def next_pages(stage: Stage) -> list[int]:
 
 def test_interleaved_batches_give_their_pages_back_in_order(stage: Stage) -> None:
     batch, before = lay_out(stage, [(0, 5)]), next_pages(stage)
-    interleave(stage, batch, backend_of(stage), backend_of(stage))
+    interleave(stage, batch, backend_of(stage), lambda: backend_of(stage))
     assert next_pages(stage) == before
+
+
+def test_the_batch_in_between_has_no_nan_of_its_own_where_the_cache_is_full_of_it(
+    stage: Stage,
+) -> None:
+    stage.reset(0, nan=True)
+    twin = NotesResults(stage.spec, stage.runner.limits, stage.kv_cache.device)
+    interleave(stage, lay_out(stage, [(0, 5)]), backend_of(stage), lambda: twin)
+    assert [bool(result.isfinite().all()) for result in twin.results] == [True, True]

@@ -1,5 +1,7 @@
 """The correctness matrix: every registered backend, on every tiny model, in every case."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -130,3 +132,40 @@ def test_variants_of_one_backend_are_made_apart(small_matrix: Matrix) -> None:
     one, two = (small_matrix.use(Variants, version=version) for version in (1, 2))
     assert (one.name, two.name) == ("no-prefix", "mask")
     assert small_matrix.use(Variants, version=1) is one
+
+
+def first_alone(place: str) -> type[MaskBackend]:
+    """Return a class whose instances but the first raise in the method called ``place``."""
+    made: list[AttentionBackend] = []
+
+    class FirstAlone(MaskBackend):
+        name = "first-alone"
+
+        def __init__(self, *args: Any) -> None:
+            made.append(self)
+            super().__init__(*args)
+
+    right = getattr(FirstAlone, place)
+
+    def raising(self: FirstAlone, *args: Any) -> Any:
+        result = right(self, *args)
+        if self is not made[0]:
+            raise SystemExit("one is enough")
+        return result
+
+    setattr(FirstAlone, place, raising)
+    return FirstAlone
+
+
+@pytest.mark.parametrize("place", ["__init__", "warm_up", "init_forward_metadata"])
+def test_companions_that_raise_fail_in_the_checks_that_need_them_alone(
+    small_matrix: Matrix, place: str
+) -> None:
+    probe = small_matrix.use(first_alone(place))
+    case = next(case for case in CASES if case.name == "two-chunks")
+    results = small_matrix.check_case("mine", probe, case)
+    bad = [result for result in results if result.outcome is not Outcome.PASSED]
+    assert {result.outcome for result in bad} == {Outcome.FAILED}
+    assert {result.check for result in bad} == {"interleaved", "full_graph"}
+    assert [result for result in bad if "SystemExit: one is enough" not in result.detail] == []
+    assert {"bit_equal", "oracle"} <= {result.check for result in results}

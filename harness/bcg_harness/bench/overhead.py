@@ -21,6 +21,7 @@ from bcg_core import (
     PrefillBatch,
     PrefillRunner,
 )
+from bcg_core.current_device import on_device
 from bcg_harness.bench.costs import BreakOverhead
 from bcg_harness.bench.mode import Ground
 from bcg_harness.bench.spread import Speedup, Spread, Verdict
@@ -119,12 +120,12 @@ def _replays(runners: Sequence[PrefillRunner], bucket: int) -> list[Replays]:
         chunk = Chunk(token_ids=token_ids, sequence=sequence, prefix_len=0)
         runner.prefill(PrefillBatch.from_chunks([chunk], kv_cache))
     found = [Replays() for _ in runners]
-    with torch.inference_mode():
+    with torch.inference_mode(), on_device(device):
         for _ in range(_REPEATS):
             for runner, replays in zip(runners, found, strict=True):
                 synchronise(device)
                 begun = perf_counter()
-                runner.graphs[bucket].replay()
+                runner.graphs[bucket].replay_here()
                 replays.host.append(perf_counter() - begun)
                 synchronise(device)
                 replays.wall.append(perf_counter() - begun)

@@ -52,7 +52,8 @@ def check(
     """Check attention backends under breakable graphs: replay against eager, and against independent references.
 
     Captures the model once, then runs every case with every backend. Exits with 0 only if something was checked and
-    everything passed, with 1 if a check failed or could not be judged, with 2 for wrong use, with 130 if interrupted.
+    nothing failed but what the backend declares (`expected_failures`), with 1 if a check failed or could not be judged,
+    with 2 for wrong use, with 130 if interrupted.
 
     **Examples**
 

@@ -18,9 +18,13 @@ def soak(
         ),
     ] = 20_000,
     samples: Annotated[
-        int,
-        typer.Option(help="How often to read what must not grow, 10 to 200 times.", metavar="N"),
-    ] = 200,
+        int | None,
+        typer.Option(
+            help="How often to read what must not grow, 10 to 200 times. Default: 200, or one a replay in shorter "
+            "runs.",
+            metavar="N",
+        ),
+    ] = None,
     check_every: Annotated[
         int,
         typer.Option(help="Compare every Nth batch with padded eager.", min=1, metavar="N"),

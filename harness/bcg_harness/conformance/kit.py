@@ -97,9 +97,16 @@ class Kit:
         )
 
     def _probe(self, candidate: Candidate) -> Probe | Verdict:
-        """Make and warm up the backend, once; returns why not when that is not possible."""
+        """Make and warm up the backend, once; returns why not when that is not possible.
+
+        Tests come backend by backend: what was made besides those before is released.
+        """
         label = candidate.label
         if label not in self._probes:
-            found = self.prepare().try_to_use(label, candidate.backend, **candidate.options)
+            matrix = self.prepare()
+            for before in self._probes.values():
+                if isinstance(before, Probe):
+                    matrix.release(before)
+            found = matrix.try_to_use(label, candidate.backend, **candidate.options)
             self._probes[label] = found if isinstance(found, Probe) else Verdict.of_whole(found)
         return self._probes[label]

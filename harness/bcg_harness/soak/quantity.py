@@ -106,7 +106,7 @@ QUANTITIES = (
         name="host memory that malloc gave out",
         in_bytes=True,
         allowed=2**20,
-        why="caches of the libraries fill up slowly; a leak of 100 bytes a replay is more in 14,000 replays",
+        why="caches of the libraries fill up slowly; a leak of 100 bytes a replay is more in a run of 20,000",
         read=lambda device: heap_bytes(),
         missing=lambda device: no_heap_size(),
     ),

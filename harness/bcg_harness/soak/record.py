@@ -108,9 +108,10 @@ class SoakReport:
 
     @property
     def is_green(self) -> bool:
-        """Tell whether all was served and right, and nothing grew."""
+        """Tell whether all was served, batches of every backend were checked and right, and nothing grew."""
         tally, growths = self.tally, self.samples.growths()
-        complete = tally.replays >= self.planned and not self.interrupted and bool(tally.checked)
+        checked = bool(tally.turns) and all(tally.checked[label] for label in tally.turns)
+        complete = tally.replays >= self.planned and not self.interrupted and checked
         bad = tally.failure or any(result.outcome.is_bad for result in tally.unusable)
         return complete and not bad and bool(growths) and all(each.within for each in growths)
 

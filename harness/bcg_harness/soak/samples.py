@@ -7,13 +7,32 @@ from typing import Any
 
 import torch
 
-from bcg_harness.soak.quantity import Quantity
+from bcg_harness.errors import HarnessError
+from bcg_harness.soak.quantity import MOST_SAMPLES, Quantity
 
 SETTLING = 0.2
 """Part of a run in which caches may still fill up."""
 
+LEAST_SAMPLES = 10
+"""Readings below which there are too few behind the settling to tell growth from noise."""
+
 _LEAST = 4
 """Readings after settling without which nothing can be said."""
+
+
+def number_of_samples(asked: int | None, replays: int) -> int:
+    """Return how many readings a run of ``replays`` has: ``asked``, or as many as there may be.
+
+    Raises HarnessError for a number that says nothing, or that does not fit into the run.
+    """
+    most = min(MOST_SAMPLES, replays)
+    number = most if asked is None else asked
+    if not LEAST_SAMPLES <= number <= most:
+        raise HarnessError(
+            f"{number} samples of {replays} replays: take {LEAST_SAMPLES} to {MOST_SAMPLES}, and at most one a replay, "
+            f"so ask for {LEAST_SAMPLES} replays or more"
+        )
+    return number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,27 +6,23 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from time import perf_counter
 
-from bcg_core import BackendUnavailableError, PrefillRunner, TokenBuckets, UnsupportedSpecError
+from bcg_core import PrefillRunner, TokenBuckets
 from bcg_core.errors import PASSED_ON
 from bcg_harness.bench.timing import synchronise
 from bcg_harness.candidates import Candidate
 from bcg_harness.cases import Case, Step
 from bcg_harness.checks import MECHANISM
-from bcg_harness.errors import HarnessError
 from bcg_harness.matrix import Matrix
 from bcg_harness.outcome import CheckResult, Outcome
 from bcg_harness.probe import Probe, Trace
 from bcg_harness.progress import NoProgress, Progress
 from bcg_harness.soak.objects import count_types, frozen
-from bcg_harness.soak.quantity import MOST_SAMPLES, QUANTITIES
+from bcg_harness.soak.quantity import QUANTITIES
 from bcg_harness.soak.record import Failure, Tally
-from bcg_harness.soak.samples import Samples
+from bcg_harness.soak.samples import Samples, number_of_samples
 from bcg_harness.soak.traffic import Traffic, Visit
 from bcg_harness.tokens import TokenSource
 from bcg_llama import LlamaModel
-
-LEAST_SAMPLES = 10
-"""Readings below which there are too few behind the settling to tell growth from noise."""
 
 
 class Soak:
@@ -69,11 +65,7 @@ class Soak:
         runner_type: Callable[..., PrefillRunner] = PrefillRunner,
         progress: Progress | None = None,
     ) -> None:
-        if not LEAST_SAMPLES <= samples <= min(replays, MOST_SAMPLES):
-            raise HarnessError(
-                f"{samples} samples of {replays} replays: take {LEAST_SAMPLES} to {MOST_SAMPLES}, and at most one a "
-                "replay"
-            )
+        planned = number_of_samples(samples, replays)
         self.traffic = traffic
         self.replays = replays
         self.check_every = check_every
@@ -95,9 +87,10 @@ class Soak:
         reasons = {quantity: quantity.missing(self._device) for quantity in QUANTITIES}
         self.missing = {each.name: reason for each, reason in reasons.items() if reason is not None}
         readable = [quantity for quantity, reason in reasons.items() if reason is None]
-        self.samples = Samples(readable, samples)
+        self.samples = Samples(readable, planned)
         self._probes: dict[str, Probe] = {}
         self._steps: list[Step] = []
+        self._alive: set[int] = set()
         self._settled: Counter[str] = Counter()
 
     @property
@@ -131,6 +124,7 @@ class Soak:
                     self.progress.advance()
                 self.tally.grown = count_types() - self._settled
             self._extremes()
+            self._require_counts()
         except _WrongError as error:
             self.tally.failure = error.failure
         return self.tally
@@ -138,21 +132,18 @@ class Soak:
     def _use_all(self) -> None:
         """Make all backends, and capture at the first."""
         for each in self._candidates:
-            try:
-                if not each.selected.capabilities.cached_prefix:
-                    raise UnsupportedSpecError(
-                        each.name, "cached_prefix: a soak prefills behind cached tokens"
-                    )
-                self._probes[each.label] = self._matrix.use(each.backend, **each.options)
-            except (BackendUnavailableError, UnsupportedSpecError) as error:
-                skipped = CheckResult(
-                    outcome=Outcome.SKIPPED, backend=each.label, detail=str(error)
-                )
-                self.tally.unusable.append(skipped)
-            except PASSED_ON:
-                raise
-            except BaseException as error:  # noqa: BLE001  # the plug-in's, whatever it is
-                self.tally.unusable.append(CheckResult.broken(error, backend=each.label))
+            made = self._try_to_use(each)
+            if isinstance(made, CheckResult):
+                self.tally.unusable.append(made)
+            else:
+                self._probes[each.label] = made
+
+    def _try_to_use(self, candidate: Candidate) -> Probe | CheckResult:
+        label = candidate.label
+        if not candidate.selected.capabilities.cached_prefix:
+            why_not = "cached_prefix: a soak prefills behind cached tokens"
+            return CheckResult.skip(why_not, backend=label, declared=True)
+        return self._matrix.try_to_use(label, candidate.backend, **candidate.options)
 
     def _extremes(self) -> None:
         for number, label in enumerate(self._probes):
@@ -173,12 +164,12 @@ class Soak:
 
     def _pause(self, number: int) -> None:
         """Come to a quiet point."""
+        # Before the steps of the round are forgotten, which a miscount is reported with.
+        self._require_counts()
         self._begin(number)
         for label in self._probes:
             for visit in self.traffic.pulse:
                 self._serve(visit, label, checked=False)
-        self._require_counts()
-        self._steps = []
         synchronise(self._device)
         gc.collect()
         if number == self.samples.settling:
@@ -187,10 +178,13 @@ class Soak:
     def _begin(self, seed: int) -> None:
         """Release all sequences, and shuffle the free pages."""
         self._matrix.stage.reset(seed)
-        self._steps = []
+        self._alive.clear()
 
     def _serve(self, visit: Visit, label: str, *, checked: bool) -> None:
         """Serve one batch, release what ends, and raise _WrongError for anything that is not right."""
+        # Not as soon as nobody is alive: a miscount is reported with the steps behind it.
+        if not self._alive:
+            self._steps = []
         self._steps.append(visit.step)
         try:
             results = list(self._results(visit.step, label, checked=checked))
@@ -201,6 +195,8 @@ class Soak:
         bad = tuple(result for result in results if result.outcome.is_bad)
         if bad:
             raise self._wrong(*bad)
+        self._alive |= {sequence for sequence, _ in visit.step.requests}
+        self._alive -= set(visit.ended)
         for sequence in visit.ended:
             self._matrix.stage.release(sequence)
         self.tally.sequences += len(visit.ended)
@@ -230,13 +226,10 @@ class Soak:
         """Raise _WrongError where the runner has not replayed what it had to."""
         problem = self.tally.miscount(self.runner.stats.replays)
         if problem is not None:
-            result = CheckResult(
-                outcome=Outcome.FAILED,
-                backend="all backends",
-                check="structure",
-                detail=problem,
+            failed, who = Outcome.FAILED, "all backends"
+            raise self._wrong(
+                CheckResult(outcome=failed, backend=who, check="structure", detail=problem)
             )
-            raise self._wrong(result)
 
     def _wrong(self, *results: CheckResult) -> "_WrongError":
         steps = tuple(Step(requests=step.requests) for step in self._steps)

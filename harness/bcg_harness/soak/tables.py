@@ -77,10 +77,11 @@ def lines(report: SoakReport) -> Iterator[str]:
     for backend, turns in tally.turns.items():
         yield f"{escape(backend)}: {turns:,} batches, {tally.checked[backend]:,} of them checked"
     used = {size: tally.buckets[size] for size in report.buckets if tally.buckets[size]}
-    yield (
-        f"{len(used)} of {len(report.buckets)} buckets used: "
-        + ", ".join(f"{size}: {times:,}" for size, times in used.items())
-    )
+    if used:
+        yield (
+            f"{len(used)} of {len(report.buckets)} buckets used: "
+            + ", ".join(f"{size}: {times:,}" for size, times in used.items())
+        )
     for reason, times in report.fallbacks.items():
         yield f"eager: {times:,} batches: {escape(reason)}"
     yield _summary(report)

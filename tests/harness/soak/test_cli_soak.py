@@ -9,6 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from bcg_harness import HarnessError
 from bcg_harness.cli import app
 from bcg_harness.soak.soak import Soak
 
@@ -94,6 +95,7 @@ def test_nothing_to_serve_is_no_success(
     result = bcg(*QUICK)
     assert result.exit_code == 1
     assert "skip gone" in result.output
+    assert "buckets used" not in result.output
 
 
 def test_a_broken_entry_point_exits_with_1_and_hides_nobody(
@@ -143,6 +145,26 @@ def test_an_interrupted_run_says_so_and_keeps_what_it_has(
     assert raw["summary"]["interrupted"]
     assert len(raw["samples"]["replays"]) == 8
     assert raw["growth"]
+
+
+def test_a_run_whose_json_cannot_be_written_is_printed_all_the_same(
+    bcg: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(raw: object, path: Path) -> None:
+        raise HarnessError(f"cannot write {path}: no space left")
+
+    monkeypatch.setattr("bcg_harness.cli_soak.write_json", full)
+    result = bcg(*QUICK, "--backend", "sdpa", "--json", "out.json")
+    assert result.exit_code == 2
+    assert "nothing grows, and all that was checked is right" in result.output
+
+
+def test_numbers_that_do_not_fit_are_refused_before_a_model_is_loaded(
+    bcg: Callable[..., Result],
+) -> None:
+    result = bcg("--replays", "20", "--samples", "30", "--model", "no/such/model")
+    assert result.exit_code == 2
+    assert "at most one a replay" in result.output
 
 
 def test_help_shows_the_run_on_a_gpu() -> None:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from bcg_harness.errors import HarnessError
 from bcg_harness.soak.quantity import QUANTITIES, Quantity
-from bcg_harness.soak.samples import Growth, Samples
+from bcg_harness.soak.samples import Growth, Samples, number_of_samples
 
 CPU = torch.device("cpu")
 
@@ -87,3 +88,13 @@ def test_a_process_has_some_of_everything(quantity: Quantity) -> None:
     tensor = torch.zeros(1)
     assert quantity.read(CPU) > 0
     del tensor
+
+
+@pytest.mark.parametrize(("replays", "number"), [(100, 100), (20_000, 200)], ids=["short", "long"])
+def test_a_run_has_as_many_readings_as_there_may_be(replays: int, number: int) -> None:
+    assert number_of_samples(None, replays) == number
+
+
+def test_a_run_with_too_few_replays_for_readings_is_refused() -> None:
+    with pytest.raises(HarnessError, match="so ask for 10 replays or more"):
+        number_of_samples(None, 9)

@@ -2,13 +2,20 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
 
 import pytest
+from torch import Tensor
 
 from bcg_backends.sdpa import SDPABackend
-from bcg_core import AttentionBackend
-from bcg_harness import Case, HarnessError, Outcome
+from bcg_core import Admission, AttentionBackend, PrefillBatch, PrefillRunner, TokenBuckets
+from bcg_harness import Case, HarnessError, Matrix, Outcome, RandomTokens
+from bcg_harness.checks import MECHANISM
+from bcg_harness.environment import Environment
 from bcg_harness.soak.quantity import QUANTITIES
+from bcg_harness.soak.record import SoakReport
 from bcg_harness.soak.soak import Soak
 from bcg_harness.testing import (
     AllocatesAtReplay,
@@ -29,6 +36,7 @@ from bcg_harness.testing import (
     TiresOfReplay,
     WearsOut,
 )
+from bcg_llama import LlamaModel
 
 MakeSoak = Callable[..., Soak]
 
@@ -85,6 +93,30 @@ def test_what_needs_a_gpu_is_named(right: Soak) -> None:
     assert "pinned host memory" in right.missing
     named = {*right.missing, *(each.quantity.name for each in right.samples.growths())}
     assert named == {each.name for each in QUANTITIES}
+
+
+@pytest.mark.parametrize(
+    ("checked", "green"),
+    [({"sdpa": 1, "mask": 1}, True), ({"sdpa": 0, "mask": 0}, False), ({"sdpa": 1}, False)],
+    ids=["of-all", "of-none", "of-one"],
+)
+def test_a_run_is_green_only_if_batches_of_every_backend_were_checked(
+    right: Soak, small_model: LlamaModel, checked: dict[str, int], green: bool
+) -> None:
+    report = SoakReport(
+        environment=Environment.of(small_model.spec.device),
+        spec=small_model.spec,
+        settings={},
+        buckets=(4, 8),
+        tally=replace(right.tally, checked=Counter(checked)),
+        fallbacks={},
+        samples=right.samples,
+        missing=right.missing,
+        planned=200,
+        seconds=1.0,
+        interrupted=False,
+    )
+    assert report.is_green is green
 
 
 LEAKS: dict[str, tuple[type[AttentionBackend], str]] = {
@@ -148,6 +180,33 @@ def test_a_failure_keeps_the_batches_since_the_cache_was_empty(make_soak: MakeSo
     assert Counter(len(step.requests) for step in case.steps) == {1: len(case.steps) - 1, 3: 1}
 
 
+class RaisesAboveBuckets(MaskBackend):
+    """Raise at the second of the extreme batches: sequences have ended before, and their numbers have come again."""
+
+    name: ClassVar[str] = "raises-above-buckets"
+
+    def init_forward_metadata(self, batch: PrefillBatch) -> Tensor:
+        """Refuse the longest contexts in more tokens than the largest bucket."""
+        if batch.num_tokens > 8 and max(batch.kv_lens) == 24:
+            raise RuntimeError("too long")
+        return super().init_forward_metadata(batch)
+
+
+def test_the_case_of_a_failure_fails_at_its_end_when_it_is_run_again(
+    make_soak: MakeSoak, small_model: LlamaModel
+) -> None:
+    failure = make_soak(RaisesAboveBuckets).run().failure
+    assert failure is not None
+    source = RandomTokens(small_model.spec.vocab_size)
+    buckets = TokenBuckets((4, 8))
+    matrix = Matrix(small_model, [failure.case], buckets, source, checks=MECHANISM, page_size=4)
+    results = matrix.check("again", RaisesAboveBuckets)
+    bad = [(result.step, result.detail) for result in results if result.outcome.is_bad]
+    assert len(bad) == 1
+    assert bad[0][0] == len(failure.case.steps) - 1
+    assert "too long" in bad[0][1]
+
+
 def test_what_is_raised_is_an_error_of_the_batch(make_soak: MakeSoak) -> None:
     failure = make_soak(Raises).run().failure
     assert failure is not None
@@ -158,6 +217,34 @@ def test_what_is_raised_is_an_error_of_the_batch(make_soak: MakeSoak) -> None:
 
 def test_replays_that_do_not_happen_are_found_between_checks(make_soak: MakeSoak) -> None:
     failure = make_soak(MaskBackend, runner_type=TiresOfReplay, check_every=1000).run().failure
+    assert failure is not None
+    assert failure.results[0].detail.startswith("the runner counted other replays than were due")
+    # With batches of the round that came before, and not of the pause that follows.
+    assert max(len(step.requests) for step in failure.case.steps) > 1
+
+
+class SkipsOne(PrefillRunner):
+    """Run one batch eagerly, behind ``after`` replays."""
+
+    def __init__(self, *args: Any, after: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._after = after
+        self._skipped = False
+
+    def admit(self, batch: PrefillBatch) -> Admission:
+        """Admit it to no bucket."""
+        if self._skipped or self.stats.replays.total() < self._after:
+            return super().admit(batch)
+        self._skipped = True
+        return Admission.eager("once")
+
+
+def test_a_replay_that_is_missing_at_the_very_end_is_found(make_soak: MakeSoak) -> None:
+    make = partial(make_soak, MaskBackend, replays=20, samples=10, check_every=1000)
+    whole = make()
+    whole.run()
+    before_the_end = whole.samples.to_json()["replays"][-1]
+    failure = make(runner_type=partial(SkipsOne, after=before_the_end)).run().failure
     assert failure is not None
     assert failure.results[0].detail.startswith("the runner counted other replays than were due")
 
