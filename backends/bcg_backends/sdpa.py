@@ -29,8 +29,8 @@ class RequestRows:
         new: its rows among the R new tokens.
         slots_S: int64 on the device, flat slots of all its keys; None when nothing is cached before the new tokens,
             whose keys and values can then be read in place.
-        mask: what its new tokens see of its keys; None where it is square. Made once a batch: torch before 2.12 cannot
-            make one below a dispatch mode, as the debug tools are, and it would cost each layer host time.
+        mask: what its new tokens see of its keys; None where it is square. Made once a batch: torch 2.11 and 2.13
+            cannot make one below a dispatch mode, as the debug tools are, and it would cost each layer host time.
     """
 
     new: slice

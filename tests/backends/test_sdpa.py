@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcg_backends.sdpa import RequestRows, SDPABackend
 from bcg_core import AttentionSpec, BackendLimits
@@ -180,6 +181,24 @@ def test_slots_of_others_do_not_leak(
     for side in scene.kv_cache.flat(0):
         side[others] = float("nan")
     assert scene.attend(scene.make(SDPABackend)).isfinite().all()
+
+
+class Passive(TorchDispatchMode):
+    """Run everything as it is, as a debug tool around a break does."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_prefix_is_served_below_a_dispatch_mode(make_scene: MakeScene, device: str) -> None:
+    scene = make_scene([(20, 6)], device=device)
+    backend = scene.make(SDPABackend)
+    metadata = backend.init_forward_metadata(scene.batch)
+    with Passive():
+        result = scene.attend(backend, metadata=metadata)
+    assert torch.equal(result, scene.attend(backend))
 
 
 def test_nothing_that_is_given_is_written(make_scene: MakeScene, device: str) -> None:
