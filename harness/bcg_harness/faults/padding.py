@@ -84,7 +84,11 @@ PADDING = (
         by="all, on cases at the edges",
         how="Cases have 0, 1, bucket - 1, bucket and bucket + 1 tokens, also behind prefixes; `bcg fuzz` prefers them.",
         proofs=(
-            *found("runner-loses-last-row", "runner-skips-full-bucket"),
+            *found(
+                "runner-loses-last-row",
+                "runner-loses-last-row-of-a-nan-cache",
+                "runner-skips-full-bucket",
+            ),
             *tests(
                 "harness/test_faults.py",
                 "test_a_row_that_is_lost_in_a_full_bucket_is_found_nowhere_else",
