@@ -1,51 +1,68 @@
 """Segments as real CUDA graphs."""
 
-import warnings
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 
+from bcg_core.capture_advice import advise
+from bcg_core.cuda_process import Pool, capture_turn, give_up, shared_streams
+from bcg_core.empty_graphs import warnings_of_empty_graphs
 from bcg_core.engine import Segment, SegmentEngine
+from bcg_core.errors import NestedCaptureError
 from bcg_core.garbage import no_garbage_collection
+from bcg_core.notes import add_note
+
+ErrorMode = Literal["thread_local", "global", "relaxed"]
 
 
 class CUDASegmentEngine(SegmentEngine):
-    """Record segments as ``torch.cuda.CUDAGraph`` objects that share one memory pool and one stream.
+    """Record segments as ``torch.cuda.CUDAGraph`` objects that share one memory pool.
 
     Because segments of all graphs share the pool, and replays do not overlap, memory is that of the largest graph, not
-    the sum. Garbage collection is held off during capture: a collected CUDA object would end it.
+    the sum. Captures of all engines of a device share one stream, and those of different threads wait for each other.
+    Garbage collection is held off during capture: a collected CUDA object would end it.
 
     Args:
         device: a CUDA device; without an index, the current one.
+        pool: the memory pool to capture into, to share it with other graphs (``torch.cuda.graph_pool_handle()`` or
+            ``graph.pool()``): they must not be replayed while one of this engine's is, and memory is used again by
+            captures on the same stream alone. Default is a new one, as it is for all captures after one that broke.
+        stream: what to capture on. Default is one that all engines of the device share.
+        capture_error_mode: which threads' CUDA calls a capture forbids, as in ``CUDAGraph.capture_begin``. The default
+            lets other threads of a server go on; with "global", any allocation of theirs ends the capture.
+        generators: random generators besides the default one that segments draw from.
 
-    Raises ValueError where torch sees no GPU.
+    Raises ValueError where torch sees no GPU or for a stream of another device, NestedCaptureError inside a capture.
     """
 
-    def __init__(self, device: torch.device | str = "cuda") -> None:
+    def __init__(
+        self,
+        device: torch.device | str = "cuda",
+        *,
+        pool: "torch.cuda._POOL_HANDLE | None" = None,
+        stream: torch.cuda.Stream | None = None,
+        capture_error_mode: ErrorMode = "thread_local",
+        generators: Iterable[torch.Generator] = (),
+    ) -> None:
         if not torch.cuda.is_available():
             raise ValueError(
                 "device 'cuda' asked for, but torch sees no GPU: install a CUDA build of torch and a driver, "
                 "or use device 'cpu' for the emulator"
             )
+        _refuse_inside_capture("an engine cannot be made")
         device = torch.device(device)
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
-        self._stream = torch.cuda.Stream(self._device)
-        self._warm_up_stream = torch.cuda.Stream(self._device)
-        self._pools: list[_Pool] = [self._open_pool()]
+        self._shared = shared_streams(self._device)
+        if stream is not None and stream.device != self._device:
+            raise ValueError(f"the stream is one of {stream.device}, the engine of {self._device}")
+        self._stream = stream or self._shared.capture
+        self._error_mode = capture_error_mode
+        self._generators = tuple(generators)
+        self._pools = [Pool.open(self._stream, pool)]
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._broken: list[torch.cuda.CUDAGraph] = []
-
-    def _open_pool(self) -> "_Pool":
-        """Make a memory pool, kept alive by an empty graph: torch frees a pool with its last graph, for good."""
-        pool = _Pool(handle=torch.cuda.graph_pool_handle(), anchor=torch.cuda.CUDAGraph())
-        with torch.cuda.stream(self._stream), _empty_graphs("ignore"):
-            pool.anchor.capture_begin(pool=pool.handle)
-            pool.anchor.capture_end()
-        return pool
 
     @property
     def device(self) -> torch.device:
@@ -54,46 +71,51 @@ class CUDASegmentEngine(SegmentEngine):
 
     @contextmanager
     def warming_up(self) -> Iterator[None]:
-        """Switch to a stream of its own, ordered after and before the caller's; synchronises at the end.
-
-        Not to the capture stream: cuBLAS has a workspace for each stream, and the one that captures use has to be
-        allocated inside them, from the pool. One from a warm-up belongs to nobody, and whoever calls
-        ``torch._C._cuda_clearCublasWorkspaces``, as torch's own CUDA graph trees do, frees it under recorded segments.
-        """
-        caller = torch.cuda.current_stream(self._device)
-        self._warm_up_stream.wait_stream(caller)
+        """Switch to the stream of warm-ups, ordered after and before the caller's; synchronises at the end."""
+        stream, caller = self._shared.warm_up, torch.cuda.current_stream(self._device)
+        stream.wait_stream(caller)
         try:
-            with torch.cuda.stream(self._warm_up_stream):
+            with torch.cuda.stream(stream):
                 yield
         finally:
-            caller.wait_stream(self._warm_up_stream)
-        self._warm_up_stream.synchronize()
+            caller.wait_stream(stream)
+        stream.synchronize()
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Synchronise, switch to the capture stream, and so to its device, and hold garbage collection off.
+        """Wait for other threads' captures, synchronise, switch to the capture stream and so to its device.
 
-        The caller's stream is ordered after it: breaks ran there.
+        Holds garbage collection off. The caller's stream is ordered after it: breaks ran there. What CUDA raises inside
+        gets a note of what to do about it. Raises NestedCaptureError where somebody else's capture is under way.
         """
-        caller = torch.cuda.current_stream(self._device)
-        torch.cuda.synchronize(self._device)
-        try:
-            with no_garbage_collection(), torch.cuda.stream(self._stream):
-                yield
-        finally:
-            caller.wait_stream(self._stream)
+        _refuse_inside_capture("a capture cannot be started")
+        with capture_turn():
+            caller = torch.cuda.current_stream(self._device)
+            torch.cuda.synchronize(self._device)
+            self._shared.provide_workspace(self._stream)
+            try:
+                with no_garbage_collection(), torch.cuda.stream(self._stream):
+                    yield
+            except BaseException as error:
+                if (advice := advise(error, self._stream)) is not None:
+                    add_note(error, advice)
+                raise
+            finally:
+                caller.wait_stream(self._stream)
 
     def begin(self) -> None:
         """Start capturing the capture stream into a new CUDA graph."""
         self._graph = torch.cuda.CUDAGraph()
-        self._graph.capture_begin(pool=self._pools[-1].handle)
+        for generator in self._generators:
+            self._graph.register_generator_state(generator)
+        self._graph.capture_begin(pool=self._pools[-1].handle, capture_error_mode=self._error_mode)
 
     def end(self) -> Segment:
         """Finish the CUDA graph; a segment without work is kept, and costs nothing to replay."""
         graph = self._graph
         assert graph is not None, "end() without begin()"
         segment: Segment = graph
-        with _empty_graphs("error"):
+        with warnings_of_empty_graphs("error"):
             try:
                 graph.capture_end()
             except UserWarning:
@@ -104,22 +126,18 @@ class CUDASegmentEngine(SegmentEngine):
     def abort(self) -> None:
         """End an unfinished capture, whatever state it is in.
 
-        An illegal call in a segment makes ``capture_end`` fail, and torch (seen in 2.11) then leaves three things
-        behind: both allocators still record into the pool, and the random generator believes it is captured. Only the
-        first allocator can be told to stop, so the pool is retired: later captures use a new one, whose first capture
-        also resets the generator. The broken graph stays referenced, as the allocator's filter points at it.
+        An illegal call in a segment makes ``capture_end`` fail, after which torch cannot use the pool again. So it is
+        retired: later captures use a new one, whose first capture also resets the random generator.
         """
         graph, self._graph = self._graph, None
         if graph is None:
             return
         try:
-            with _empty_graphs("ignore"):
+            with warnings_of_empty_graphs("ignore"):
                 graph.capture_end()
         except RuntimeError:
-            self._broken.append(graph)
-            with suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(self._device.index, self._pools[-1].handle)
-            self._pools.append(self._open_pool())
+            give_up(graph, self._pools[-1], self._device)
+            self._pools.append(Pool.open(self._stream))
 
     def holds(self, addresses: Collection[int]) -> set[int]:
         """Return which of these addresses lie in the pools that all segments share."""
@@ -131,17 +149,11 @@ class CUDASegmentEngine(SegmentEngine):
         }
 
     def memory_bytes(self) -> int:
-        """Return the bytes reserved by the pools that all segments share."""
+        """Return the bytes reserved by the pools that all segments share; cuBLAS workspaces are not among them."""
         return sum(int(block["total_size"]) for block in self._blocks())
 
     def _blocks(self) -> list[Any]:
         return [block for pool in self._pools for block in torch.cuda.memory_snapshot(pool.handle)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pool:
-    handle: torch.cuda._POOL_HANDLE
-    anchor: torch.cuda.CUDAGraph
 
 
 class EmptySegment:
@@ -151,9 +163,9 @@ class EmptySegment:
         """Do nothing."""
 
 
-@contextmanager
-def _empty_graphs(action: Literal["ignore", "error"]) -> Iterator[None]:
-    """Handle torch's warning that a CUDA graph is empty, which is how it tells that it is."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings(action, message="The CUDA Graph is empty")
-        yield
+def _refuse_inside_capture(what: str) -> None:
+    """Refuse ``what`` while the current stream captures, into whosever graph."""
+    if torch.cuda.is_current_stream_capturing():
+        raise NestedCaptureError(
+            f"{what} inside a capture: do it before, or after the capture has ended"
+        )

@@ -28,6 +28,7 @@ from bcg_core import (
     break_graph,
     eager_on_graph,
 )
+from bcg_core.debug.syncs import synchronisation
 
 pytestmark = [
     pytest.mark.cuda,
@@ -613,8 +614,5 @@ def test_a_model_that_reads_on_the_host_is_refused_and_the_runner_captures_later
 def test_a_prefill_does_not_wait_for_the_device(runner: PrefillRunner) -> None:
     runner.prefill(batch_of(runner, 3, 4))
     batch = batch_of(runner, 5, 2)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with synchronisation("error"):
         runner.prefill(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

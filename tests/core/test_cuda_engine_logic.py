@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from bcg_core import (
     BreakableCUDAGraph,
     BreakableCUDAGraphCapture,
     CUDASegmentEngine,
+    NestedCaptureError,
     break_graph,
+    cuda_process,
     eager_on_graph,
     engine_for,
 )
@@ -28,9 +31,10 @@ class MistakeError(Exception):
 
 
 class Stream:
-    def __init__(self, cuda: "FakeCuda", name: str) -> None:
+    def __init__(self, cuda: "FakeCuda", name: str, device: torch.device | None = None) -> None:
         self.cuda = cuda
         self.name = name
+        self.device = device
 
     def wait_stream(self, other: "Stream") -> None:
         self.cuda.log.append(f"{self.name} waits for {other.name}")
@@ -46,11 +50,17 @@ class Graph:
         self.cuda = cuda
         self.number = len(cuda.graphs)
         self.pool: Any = None
+        self.mode = ""
+        self.generators: list[Any] = []
         self.open = False
         cuda.graphs.append(self)
 
-    def capture_begin(self, pool: Any) -> None:
+    def register_generator_state(self, generator: Any) -> None:
+        self.generators.append(generator)
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
         self.pool = pool
+        self.mode = capture_error_mode
         self.open = True
         self.cuda.work = 0
         self.cuda.log.append(f"begin {self.number} on {self.cuda.current.name}")
@@ -83,6 +93,7 @@ class FakeCuda:
         self.device = 3
         self.names = cycle(["capture", "warm-up"])
         self.ended: list[tuple[Any, Any]] = []
+        self.released: list[tuple[Any, Any]] = []
         self.snapshots: dict[Any, list[dict[str, int]]] = {}
         self.pools = 0
 
@@ -91,9 +102,11 @@ class FakeCuda:
             "is_available": lambda: True,
             "current_device": lambda: self.device,
             "device": self.on_device,
-            "Stream": lambda device: Stream(self, next(self.names)),
+            "Stream": lambda device: Stream(self, next(self.names), device),
+            "is_current_stream_capturing": lambda: any(graph.open for graph in self.graphs),
             "current_stream": lambda device: self.current,
             "stream": self.stream,
+            "current_blas_handle": lambda: 1,
             "synchronize": lambda device: self.log.append(f"synchronize {device}"),
             "graph_pool_handle": self.new_pool,
             "CUDAGraph": lambda: Graph(self),
@@ -102,6 +115,9 @@ class FakeCuda:
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end_pool, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", self.release_pool, raising=False)
+        monkeypatch.setattr(cuda_process, "_multiply", lambda device: self.launch())
+        monkeypatch.setattr(cuda_process, "_broken", [])
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
@@ -126,16 +142,21 @@ class FakeCuda:
     def end_pool(self, device: int, pool: str) -> None:
         self.ended.append((device, pool))
 
+    def release_pool(self, device: int, pool: str) -> None:
+        self.released.append((device, pool))
+
     def launch(self) -> None:
         """Stand for device work."""
         self.work += 1
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake = FakeCuda()
     fake.install(monkeypatch)
-    return fake
+    cuda_process.shared_streams.cache_clear()
+    yield fake
+    cuda_process.shared_streams.cache_clear()
 
 
 @pytest.fixture
@@ -216,8 +237,115 @@ def test_segments_are_captured_on_the_capture_stream_after_a_synchronisation(
         f"end {first}",
         f"begin {first + 1} on capture",
         f"end {first + 1}",
+        f"begin {first + 2} on capture",
+        f"end {first + 2}",
         "caller waits for capture",
     ]
+
+
+def test_a_workspace_is_provided_first_in_a_pool_of_no_engine(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    first = len(cuda.graphs)
+    graph = capture(cuda, engine)
+    assert cuda.graphs[first].pool not in segment_pools(cuda, graph)
+
+
+def test_the_workspaces_of_all_engines_lie_in_one_pool(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    pools = []
+    for one in (engine, CUDASegmentEngine()):
+        first = len(cuda.graphs)
+        capture(cuda, one)
+        pools.append(cuda.graphs[first].pool)
+    assert pools[0] == pools[1]
+
+
+def test_engines_of_a_device_capture_on_one_stream(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    streams: set[Stream] = set()
+    note = eager_on_graph(lambda: streams.add(cuda.current))
+    for one in (engine, CUDASegmentEngine()):
+        with BreakableCUDAGraphCapture(BreakableCUDAGraph(one)):
+            note()
+    assert len(streams) == 1
+
+
+# What a caller may choose
+
+
+def test_other_threads_may_go_on_unless_asked_otherwise(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    (segment, _) = capture(cuda, engine).segments
+    assert segment.mode == "thread_local"
+
+
+def test_the_error_mode_can_be_chosen(cuda: FakeCuda) -> None:
+    (segment, _) = capture(cuda, CUDASegmentEngine(capture_error_mode="global")).segments
+    assert segment.mode == "global"
+
+
+def test_a_pool_can_be_shared(cuda: FakeCuda) -> None:
+    graph = capture(cuda, CUDASegmentEngine(pool="theirs"))  # type: ignore[arg-type]
+    assert segment_pools(cuda, graph) == {"theirs"}
+
+
+def test_a_stream_can_be_chosen(cuda: FakeCuda) -> None:
+    stream: Any = Stream(cuda, "mine", torch.device("cuda", 3))
+    engine = CUDASegmentEngine(stream=stream)
+    cuda.log.clear()
+    capture(cuda, engine)
+    assert {line.split(" on ")[1] for line in cuda.log if " on " in line} == {"mine"}
+
+
+def test_a_stream_of_another_device_is_refused(cuda: FakeCuda) -> None:
+    stream: Any = Stream(cuda, "mine", torch.device("cuda", 1))
+    with pytest.raises(ValueError, match="the stream is one of cuda:1, the engine of cuda:3"):
+        CUDASegmentEngine(stream=stream)
+
+
+def test_generators_are_known_to_every_segment(cuda: FakeCuda) -> None:
+    generators: Any = ["one", "two"]
+    graph = capture(cuda, CUDASegmentEngine(generators=generators))
+    assert [segment.generators for segment in graph.segments] == [["one", "two"]] * 2
+
+
+# Captures in captures, and in other threads
+
+
+def test_an_engine_is_not_made_while_somebody_captures(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    cuda.graphs[-1].open = True
+    with pytest.raises(NestedCaptureError, match="an engine cannot be made inside a capture"):
+        CUDASegmentEngine()
+
+
+def test_a_capture_is_not_started_inside_that_of_somebody_else(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    cuda.graphs[-1].open = True
+    with pytest.raises(NestedCaptureError, match="a capture cannot be started inside a capture"):
+        capture(cuda, engine)
+
+
+def test_a_capture_waits_for_that_of_another_thread(
+    cuda: FakeCuda, engine: CUDASegmentEngine
+) -> None:
+    other = CUDASegmentEngine()
+    cuda.log.clear()
+    thread = Thread(target=capture, args=(cuda, other))
+    with engine.capturing():
+        thread.start()
+        thread.join(timeout=0.2)
+        assert thread.is_alive()
+        during = list(cuda.log)
+    thread.join()
+    assert during.count("synchronize cuda:3") == 1
+    assert cuda.log.count("synchronize cuda:3") == 2
 
 
 def test_a_break_at_capture_runs_on_the_capture_stream(
@@ -276,10 +404,10 @@ def test_with_breaks_inline_one_graph_is_captured(
         launch()
         break_graph()
         launch()
-    assert cuda.log[1:-1] == [f"begin {first} on capture", f"end {first}"]
+    assert cuda.log[3:-1] == [f"begin {first + 1} on capture", f"end {first + 1}"]
     cuda.log.clear()
     graph.replay()
-    assert cuda.log == [f"replay {first}"]
+    assert cuda.log == [f"replay {first + 1}"]
 
 
 def test_an_empty_segment_is_no_warning_and_replays_nothing(
@@ -420,7 +548,7 @@ def after_illegal_capture(
         try:
             end(graph)
         finally:
-            cuda.illegal = False
+            cuda.illegal = graph.open = False
 
     monkeypatch.setattr(Graph, "capture_end", end_once)
     with pytest.raises(MistakeError, match="not permitted"):
@@ -438,7 +566,13 @@ def test_an_illegal_call_reaches_the_caller_and_retires_the_pool(
 def test_after_an_illegal_call_the_allocator_is_told_to_leave_the_pool(
     cuda: FakeCuda, engine: CUDASegmentEngine, after_illegal_capture: str
 ) -> None:
-    assert cuda.ended == [(3, after_illegal_capture)]
+    assert cuda.ended == cuda.released == [(3, after_illegal_capture)]
+
+
+def test_a_graph_that_could_not_be_ended_is_kept_and_counted(
+    cuda: FakeCuda, after_illegal_capture: str
+) -> None:
+    assert cuda_process.broken_captures() == 1
 
 
 def test_after_an_illegal_call_an_allocator_that_left_already_is_no_error(
@@ -490,7 +624,9 @@ def test_a_capture_that_does_not_begin_reaches_the_caller(
 ) -> None:
     begin = Graph.capture_begin
 
-    def refuse_once(graph: Graph, pool: Any) -> None:
+    def refuse_once(graph: Graph, pool: Any, capture_error_mode: str) -> None:
+        if pool != "pool 2":  # that of the engine
+            return begin(graph, pool, capture_error_mode)
         monkeypatch.setattr(Graph, "capture_begin", begin)
         raise RuntimeError("capture_begin refused")
 
