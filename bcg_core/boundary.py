@@ -13,24 +13,35 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bcg_core.allocation import allocating
+from bcg_core.errors import BucketError
 from bcg_core.spec import ModelSpec
+
+
+def token_boundary_bytes(spec: ModelSpec) -> int:
+    """Return the bytes of one token's q, k, v and attention output."""
+    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
+    return heads * spec.head_dim * spec.dtype.itemsize
 
 
 class BoundaryBuffers:
     """Own the q, k, v and attention output rows of up to ``max_tokens`` tokens.
 
     ``qkv_MX`` holds a row ``[q (N*H) | k (K*H) | v (K*H)]`` per token, ``out_MX`` a row of N*H; M is ``max_tokens``.
-    Both start as zeros and keep their address for life.
+    Both start as zeros and keep their address for life. Raises BucketError, with the number that fits, for more tokens
+    than the device has memory for.
     """
 
     def __init__(self, spec: ModelSpec, max_tokens: int) -> None:
         width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
         self.spec = spec
         self.max_tokens = max_tokens
-        self.qkv_MX = torch.zeros(max_tokens, width, dtype=spec.dtype, device=spec.device)
-        self.out_MX = torch.zeros(
-            max_tokens, spec.num_heads * spec.head_dim, dtype=spec.dtype, device=spec.device
-        )
+        token_bytes = token_boundary_bytes(spec)
+        with allocating("a bucket", max_tokens, "tokens", token_bytes, spec.device, BucketError):
+            self.qkv_MX = torch.zeros(max_tokens, width, dtype=spec.dtype, device=spec.device)
+            self.out_MX = torch.zeros(
+                max_tokens, spec.num_heads * spec.head_dim, dtype=spec.dtype, device=spec.device
+            )
 
     def rows(self, start: int, stop: int) -> "BoundaryRows":
         """Return views of the rows ``start:stop``; nothing is copied."""

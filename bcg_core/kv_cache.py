@@ -4,10 +4,12 @@ Shape letters: T bucket (padded) tokens, L layers, P pages, S tokens a page, K K
 """
 
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
 
+from bcg_core.allocation import allocating
 from bcg_core.errors import KVCacheError
 from bcg_core.spec import ModelSpec
 
@@ -41,7 +43,9 @@ class PagedKVCache:
         shape = (spec.num_layers, 2, num_pages, page_size, spec.num_kv_heads, spec.head_dim)
         self.num_pages = num_pages
         self.page_size = page_size
-        self.storage_L2PSKH = torch.zeros(shape, dtype=spec.dtype, device=spec.device)
+        page_bytes = prod(shape) // num_pages * spec.dtype.itemsize
+        with allocating("a KV cache", num_pages, "pages", page_bytes, spec.device, KVCacheError):
+            self.storage_L2PSKH = torch.zeros(shape, dtype=spec.dtype, device=spec.device)
         self._keys: list[Tensor] = [layer[0] for layer in self.storage_L2PSKH]
         self._values: list[Tensor] = [layer[1] for layer in self.storage_L2PSKH]
         self._flat_keys = [keys.flatten(0, 1) for keys in self._keys]

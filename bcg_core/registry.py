@@ -24,6 +24,7 @@ from bcg_core.errors import (
     UnknownBackendError,
     UnsupportedSpecError,
 )
+from bcg_core.notes import noting
 from bcg_core.spec import AttentionSpec, BackendLimits
 
 ENTRY_POINT_GROUP = "bcg.attention_backends"
@@ -166,7 +167,8 @@ def _create(
     reason = backend.unsupported(spec, device)
     if reason is not None:
         raise UnsupportedSpecError(asked, which + reason)
-    with on_device(device):
+    made_for = f"up to {limits.max_tokens} tokens and {limits.max_requests} requests a batch"
+    with on_device(device), noting(f"raised while making backend {asked!r} for {made_for}"):
         return backend(spec, limits, device, **left)
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bcg_core.allocation import allocating
 from bcg_core.batch import PrefillBatch
-from bcg_core.boundary import BoundaryBuffers
+from bcg_core.boundary import BoundaryBuffers, token_boundary_bytes
+from bcg_core.errors import BucketError
 from bcg_core.spec import ModelSpec
 
 
@@ -38,15 +40,20 @@ class Workspace:
     Attributes:
         boundary: q, k, v and attention output.
         hidden_MD: the model's result; rows of the last forward, valid until the next.
+
+    Raises BucketError, with the number that fits, for more tokens than the device has memory for.
     """
 
     def __init__(self, spec: ModelSpec, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self.boundary = BoundaryBuffers(spec, max_tokens)
-        self.hidden_MD = torch.zeros(
-            max_tokens, spec.hidden_size, dtype=spec.dtype, device=spec.device
-        )
-        self._packed_inputs = torch.zeros(3 * max_tokens, dtype=torch.int64, device=spec.device)
+        hidden_bytes, input_bytes = spec.hidden_size * spec.dtype.itemsize, 3 * torch.int64.itemsize
+        token_bytes = token_boundary_bytes(spec) + hidden_bytes + input_bytes
+        with allocating("a bucket", max_tokens, "tokens", token_bytes, spec.device, BucketError):
+            self.boundary = BoundaryBuffers(spec, max_tokens)
+            self.hidden_MD = torch.zeros(
+                max_tokens, spec.hidden_size, dtype=spec.dtype, device=spec.device
+            )
+            self._packed_inputs = torch.zeros(3 * max_tokens, dtype=torch.int64, device=spec.device)
 
     def inputs(self, padded: int) -> StaticInputs:
         """Return the inputs of a forward over ``padded`` tokens; their address depends on that number alone."""
