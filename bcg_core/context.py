@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bcg_core.breaks import eager_on_graph
 from bcg_core.errors import BackendContractError, CaptureError
+from bcg_core.notes import add_note
 
 if TYPE_CHECKING:
     from bcg_core.backend import AttentionBackend
@@ -115,21 +116,25 @@ def attention(ctx: ForwardContext, layer: int) -> None:
 
     Without rows bound (warm-up and capture of segments) there is nothing to attend over and the backend is not called,
     so a captured graph belongs to no backend. Raises BackendContractError when the result is not ``[R, N, H]`` of the
-    right dtype.
+    right dtype, on the right device. What the backend raises arrives as raised, with a note of backend and layer.
     """
     backend, real = ctx.backend, ctx.real
     if backend is None or real is None:
         return
     out_RNH = real.out_TNH
-    result: Any = backend.forward(
-        real.q_TNH,
-        real.k_TKH,
-        real.v_TKH,
-        ctx.kv_cache,
-        layer,
-        ctx.metadata,
-        out_RNH if backend.capabilities.supports_out else None,
-    )
+    try:
+        result: Any = backend.forward(
+            real.q_TNH,
+            real.k_TKH,
+            real.v_TKH,
+            ctx.kv_cache,
+            layer,
+            ctx.metadata,
+            out_RNH if backend.capabilities.supports_out else None,
+        )
+    except BaseException as error:
+        add_note(error, f"raised in layer {layer} of attention backend {backend.name!r}")
+        raise
     if result is out_RNH:
         return
     if not isinstance(result, Tensor):

@@ -6,6 +6,7 @@ from dataclasses import fields
 from bcg_core.backend import AttentionBackend, Metadata
 from bcg_core.batch import PrefillBatch
 from bcg_core.boundary import BoundaryBuffers
+from bcg_core.context import ForwardContext, Phase, attention
 from bcg_core.errors import UnsupportedSpecError
 from bcg_core.kv_cache import PagedKVCache
 from bcg_core.notes import noting
@@ -29,7 +30,11 @@ class PreparedBackends:
     def add(
         self, backend: AttentionBackend, sizes: Collection[int], scratch: BoundaryBuffers
     ) -> None:
-        """Warm ``backend`` up for the buckets ``sizes`` on rows of ``scratch``, and make its metadata of each."""
+        """Warm ``backend`` up for the buckets ``sizes`` on rows of ``scratch``, and make its metadata of each.
+
+        Does nothing for one that is prepared. Raises BackendContractError for a ``forward`` whose result would be
+        refused in a prefill.
+        """
         if backend in self._metadata:
             return
         batches = warm_up_batches(
@@ -48,9 +53,10 @@ class PreparedBackends:
         self, backend: AttentionBackend, batch: PrefillBatch, scratch: BoundaryBuffers
     ) -> None:
         metadata = backend.init_forward_metadata(batch)
-        rows = scratch.rows(0, batch.num_tokens)
-        out = rows.out_TNH if backend.capabilities.supports_out else None
-        backend.forward(rows.q_TNH, rows.k_TKH, rows.v_TKH, self._kv_cache, 0, metadata, out)
+        context = ForwardContext(self._kv_cache)
+        context.begin(Phase.WARM_UP, scratch, batch.num_tokens, batch.slot_mapping_R)
+        context.bind(batch, backend, metadata)
+        attention(context, 0)
 
     def bucket(self, backend: AttentionBackend, size: int) -> Metadata | None:
         """Return the metadata that ``backend`` made for the bucket ``size``."""
@@ -84,6 +90,10 @@ class PreparedBackends:
             if bound < needed:
                 return f"made for {field.name} of {bound}, but this runner serves {needed}"
         return None
+
+    def drop(self, backend: AttentionBackend) -> None:
+        """Drop what was made for ``backend``, if anything was."""
+        self._metadata.pop(backend, None)
 
     def clear(self) -> None:
         """Drop everything that was made."""

@@ -201,7 +201,10 @@ def test_an_exception_in_a_backend_at_replay_reaches_the_caller_with_its_break(
     with pytest.raises(MistakeError, match="as it is") as caught:
         runner.prefill(make_batch(3))
     assert caught.value is error
-    assert error.__notes__ == [f"raised at replay in break {layer} (attention)"]
+    assert error.__notes__ == [
+        f"raised in layer {layer} of attention backend 'toy'",
+        f"raised at replay in break {layer} (attention)",
+    ]
 
 
 def fail_at(layer: int, error: Exception) -> Callable[[int], None]:
