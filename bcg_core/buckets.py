@@ -2,6 +2,7 @@
 
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,9 @@ class TokenBuckets(Sequence[int]):
                     f"bucket {larger} {what}: give sizes in ascending order, each once, for example "
                     f"{sorted(set(self._sizes))}"
                 )
+        # Made once: a prefill asks each time.
+        self._replays = tuple(Admission.replay(size) for size in self._sizes)
+        self._beyond = Admission.eager(f"more tokens than the largest bucket ({self._sizes[-1]})")
 
     @classmethod
     def ladder(
@@ -117,8 +121,8 @@ class TokenBuckets(Sequence[int]):
     def select(self, tokens: int) -> Admission:
         """Admit ``tokens`` real tokens to the smallest bucket that holds them, or to eager prefill."""
         if tokens > self._sizes[-1]:
-            return Admission.eager(f"more tokens than the largest bucket ({self._sizes[-1]})")
-        return Admission.replay(next(size for size in self._sizes if size >= tokens))
+            return self._beyond
+        return self._replays[bisect_left(self._sizes, tokens)]
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]  # int and slice overloads of Sequence
         return self._sizes[index]
