@@ -5,6 +5,7 @@
     │   ├── NestedCaptureError             a capture or replay inside a capture
     │   ├── HostReadError                  a segment reads a device value on the host
     │   └── BreakOutputError               a break returned something else than at capture
+    ├── RunnerBusyError (RuntimeError)     a call of a runner during another one; names both
     ├── BatchError (ValueError)            a batch that does not add up; names the request
     ├── BucketError (ValueError)           a bucket ladder that makes no sense
     ├── KVCacheError (ValueError)          pages or slots that the cache does not have
@@ -55,6 +56,10 @@ class HostReadError(CaptureError):
 
 class BreakOutputError(CaptureError):
     """Report a break whose result differs in structure, shape, dtype or device from the captured one."""
+
+
+class RunnerBusyError(BcgError, RuntimeError):
+    """Report a call of a runner while another one of the same runner uses its memory."""
 
 
 class BatchError(BcgError, ValueError):

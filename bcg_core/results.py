@@ -28,7 +28,8 @@ class PrefillResult:
     """Hold what a prefill computed.
 
     Attributes:
-        hidden_RD: normalised hidden states of the real rows; a view that the runner's next call overwrites.
+        hidden_RD: normalised hidden states of the real rows; a view that the runner's next call overwrites, whichever
+            thread it comes from.
         logits_BV: logits of each request's last token; the caller's own.
         next_tokens_B: int64, what the sampler chose; the caller's own.
         admission: the bucket that was replayed, or why it ran eagerly.
@@ -87,8 +88,13 @@ class RunnerStats:
         replays: replays of each bucket.
         fallbacks: eager prefills in breakable mode, by reason.
         requested: prefills in the other modes, by mode.
+        failures: prefills that had their turn and raised, by type and place: "BatchError before the forward",
+            "RuntimeError in replay".
+        dropped_backends: backends that were kept and are no longer, by name.
     """
 
     replays: Counter[int] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
     requested: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    dropped_backends: Counter[str] = field(default_factory=Counter)

@@ -3,7 +3,7 @@
 Shape letters: T bucket (padded) tokens, R real tokens, B requests, D model dim, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -17,9 +17,10 @@ from bcg_core.buckets import Admission, TokenBuckets
 from bcg_core.context import ForwardContext, Phase
 from bcg_core.current_device import on_device
 from bcg_core.engine import SegmentEngine, engine_for
-from bcg_core.errors import CaptureError, UnsupportedSpecError
+from bcg_core.errors import BatchError, BucketError, CaptureError, UnsupportedSpecError
 from bcg_core.garbage import no_garbage_collection
 from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
+from bcg_core.kept_backends import KeptBackends, recipe_of
 from bcg_core.kv_cache import PagedKVCache
 from bcg_core.model import PrefillModel
 from bcg_core.notes import add_note, noting
@@ -37,13 +38,18 @@ from bcg_core.runner_checks import (
     check_batch,
     check_cache,
     check_engine,
-    check_not_capturing,
 )
 from bcg_core.spec import AttentionSpec, BackendLimits
+from bcg_core.stream_order import stream_order
+from bcg_core.turns import Threads, Turns, in_turn
 from bcg_core.workspace import StaticInputs, Workspace
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
+
+_NO_BUCKET = Admission.eager("no bucket is captured")
+_NO_REQUESTS = Admission.eager("no requests")
+_ASKED_FOR = Admission.eager("asked for")
 
 
 def greedy(logits_BV: Tensor) -> Tensor:
@@ -54,9 +60,15 @@ def greedy(logits_BV: Tensor) -> Tensor:
 class PrefillRunner:
     """Serve prefill batches of one model with one attention backend at a time.
 
-    Attention is outside the segments, so ``use_backend`` switches backends between calls without a new capture. One
-    call at a time; results are valid until the next one. Everything runs on the KV cache's device, whichever device is
-    current for the caller. ``full_graph`` is there for comparison.
+    Attention is outside the segments, so ``use_backend`` switches backends between calls without a new capture.
+    Everything runs on the KV cache's device, whichever device is current for the caller. ``full_graph`` is there for
+    comparison.
+
+    One call of ``prefill``, ``capture``, ``use_backend`` or ``release`` at a time. One from inside another, as in a
+    backend, a model, a sampler or a progress callback, raises RunnerBusyError, and the runner works on; another runner
+    may be called there, except at capture. Other threads wait for their turn. On a GPU their streams do, too: the work
+    of a call runs behind that of the last one, whichever streams the two threads have. Hidden states are views that the
+    next call overwrites, whoever makes it: threads that share a runner use logits and tokens, which are their own.
 
     Args:
         model: what to run; its weights are read at the addresses they have at capture.
@@ -67,15 +79,20 @@ class PrefillRunner:
         engine: records the segments; default is the one for the KV cache's device.
         full_graph: capture one graph a bucket, attention included, for backends that support it; graphs then belong to
             the backend that was captured.
+        threads: what becomes of a call during one of another thread: ``"wait"``, or ``"refuse"`` with RunnerBusyError.
+            Refuse where calls might wait for each other: one waits for a thread that calls the runner, or two runners
+            call one another.
+        keep_backends: how many of the backends used last are kept ready, at least the one in use.
 
-    Raises KVCacheError for a cache that does not fit the model, BucketError for buckets that make no ladder, ValueError
-    for less than one request or an engine of another device, and what ``BackendRegistry.create`` raises for a backend.
+    Raises KVCacheError for a cache that does not fit the model, BucketError for buckets that make no ladder or fit into
+    no memory, ValueError for less than one request or backend to keep, an engine of another device or another word for
+    ``threads``, and what ``BackendRegistry.create`` raises for a backend.
 
     Attributes:
         context: what segments and breaks share.
         workspace: fixed-address memory of the forwards.
         graphs: captured graphs by bucket.
-        stats: counts of replays and of eager prefills with their reasons.
+        stats: counts of replays, of eager prefills with their reasons, and of failures.
     """
 
     def __init__(
@@ -89,6 +106,8 @@ class PrefillRunner:
         max_requests: int = 256,
         engine: SegmentEngine | None = None,
         full_graph: bool = False,
+        threads: Threads = "wait",
+        keep_backends: int = 8,
     ) -> None:
         check_cache(kv_cache, model.spec)
         if max_requests < 1:
@@ -114,35 +133,57 @@ class PrefillRunner:
         self.graphs: dict[int, BreakableCUDAGraph] = {}
         self.stats = RunnerStats()
         self._captured: TokenBuckets | None = None
+        self._turns = Turns(threads, stream_order(kv_cache.device))
         self._prepared = PreparedBackends(self.limits, kv_cache)
+        self._kept = KeptBackends(keep_backends)
         self._full_metadata: dict[int, Metadata] = {}
         self._held_bytes = 0
         with on_device(kv_cache.device):
             self.workspace = Workspace(model.spec, self.buckets[-1])
-            self._backend = self._resolve(backend, backend_options or {})
+            recipe = _recipe(backend, backend_options or {})
+            self._switch(self._resolve(backend, backend_options or {}), recipe)
 
     @property
     def backend(self) -> AttentionBackend:
         """Return the backend that the next call uses."""
         return self._backend
 
-    def use_backend(self, backend: AttentionBackend | str, **options: Any) -> AttentionBackend:
+    @property
+    def kept_backends(self) -> tuple[AttentionBackend, ...]:
+        """Return the backends that are kept, the one in use first; ``keep_backends`` of them at most."""
+        return self._kept.latest()
+
+    @in_turn
+    def use_backend(self, /, backend: AttentionBackend | str, **options: Any) -> AttentionBackend:
         """Switch to ``backend`` for the calls that follow, and return it; captured segments stay as they are.
 
-        A name is looked up in the registry and made with ``options``; errors as in ``BackendRegistry.create``. Raises
-        CaptureError when full graphs of another backend are captured.
+        A name is looked up in the registry and made with ``options``, or is the backend that was made so before, if it
+        is among the ``keep_backends`` last used; options that may change without being seen, such as tensors, always
+        make another. Where buckets are captured, a backend is warmed up for them unless it has been, which takes time
+        and may compile; one that fails there is not switched to.
+
+        Errors as in ``BackendRegistry.create``, and as raised in the warm-up. Raises CaptureError when full graphs of
+        another backend are captured, and NestedCaptureError inside a capture.
         """
-        if self.full_graph and self.graphs and backend is not self._backend:
+        recipe = _recipe(backend, options)
+        known = backend if isinstance(backend, AttentionBackend) else self._kept.find(recipe)
+        if self.full_graph and self.graphs and known is not self._backend:
             raise CaptureError(
                 f"the captured graphs hold the attention of backend {self._backend.name!r}: call release(), switch, "
                 "then capture again"
             )
         with on_device(self.kv_cache.device):
-            resolved = self._resolve(backend, options)
+            resolved = self._resolve(backend if known is None else known, options)
             if self.graphs:
                 self._prepared.add(resolved, self.graphs, self.workspace.boundary)
-        self._backend = resolved
+        self._switch(resolved, recipe)
         return resolved
+
+    def _switch(self, backend: AttentionBackend, recipe: Hashable) -> None:
+        self._backend = backend
+        for dropped in self._kept.use(backend, recipe):
+            self._prepared.drop(dropped)
+            self.stats.dropped_backends[dropped.name] += 1
 
     def _resolve(
         self, backend: AttentionBackend | str, options: dict[str, Any]
@@ -156,6 +197,7 @@ class PrefillRunner:
             return backend
         return BackendRegistry().create(backend, spec, self.limits, self.kv_cache.device, **options)
 
+    @in_turn
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
         """Warm up, then capture every bucket from the largest to the smallest.
@@ -169,7 +211,6 @@ class PrefillRunner:
         Raises CaptureError when there are graphs already, NestedCaptureError inside a capture, and UnsupportedSpecError
         for a full graph that the backend cannot give.
         """
-        check_not_capturing("capture")
         if self.graphs:
             raise CaptureError("this runner has captured already: call release() first")
         report = progress or (lambda done, total: None)
@@ -230,8 +271,12 @@ class PrefillRunner:
         before, self._held_bytes = self._held_bytes, self.engine.memory_bytes()
         return self._held_bytes - before
 
+    @in_turn
     def release(self) -> None:
-        """Drop all captured graphs and their memory; ``capture`` can be called again."""
+        """Drop all captured graphs and their memory; ``capture`` can be called again.
+
+        Backends are kept. Raises NestedCaptureError inside a capture.
+        """
         for graph in self.graphs.values():
             graph.reset()
         self.graphs, self._captured, self._full_metadata = {}, None, {}
@@ -240,9 +285,10 @@ class PrefillRunner:
     def admit(self, batch: PrefillBatch) -> Admission:
         """Say what would serve ``batch`` in breakable mode."""
         if self._captured is None:
-            return Admission.eager("no bucket is captured")
+            return _NO_BUCKET
         return self._captured.select(batch.num_tokens)
 
+    @in_turn
     @torch.inference_mode()
     def prefill(
         self,
@@ -262,9 +308,21 @@ class PrefillRunner:
             sample: maps logits ``[B, V]`` to tokens ``[B]``.
 
         Raises BatchError, naming the request, for tokens or lengths that the model or the cache cannot hold and for a
-        sequence that changed since the batch was made; NestedCaptureError inside a capture; ValueError for no mode.
+        sequence that changed since the batch was made, and for a batch beyond the buckets that there is no memory for;
+        RunnerBusyError during another call; NestedCaptureError inside a capture; ValueError for no mode.
         """
-        check_not_capturing("prefill")
+        forwards = self.context.forwards
+        try:
+            return self._prefill(batch, mode, sample)
+        except BaseException as error:
+            begun = self.context.forwards > forwards
+            place = f"in {self.context.phase.value}" if begun else "before the forward"
+            self.stats.failures[f"{type(error).__name__} {place}"] += 1
+            raise
+
+    def _prefill(
+        self, batch: PrefillBatch, mode: Mode | str, sample: Callable[[Tensor], Tensor]
+    ) -> PrefillResult:
         mode = as_mode(mode)
         check_batch(batch, self.kv_cache, self.model.spec, self.limits)
         admission = self._admission(batch, mode)
@@ -272,7 +330,7 @@ class PrefillRunner:
         workspace = self.workspace
         with on_device(self.kv_cache.device):
             if padded > workspace.max_tokens:
-                workspace = Workspace(self.model.spec, padded)
+                workspace = self._larger_workspace(padded)
             # Ahead of the forward: a copy from ordinary host memory may wait for what is queued before it.
             last_B = batch.on_device.cu_new_lens[1:] - 1
             if batch.num_requests:
@@ -293,12 +351,20 @@ class PrefillRunner:
             sequence.cached = length
         return result
 
+    def _larger_workspace(self, tokens: int) -> Workspace:
+        try:
+            return Workspace(self.model.spec, tokens)
+        except BucketError as error:
+            raise BatchError(
+                f"{tokens} tokens, beyond the largest bucket, need a workspace of their own: {error}; split the batch"
+            ) from error
+
     def _admission(self, batch: PrefillBatch, mode: Mode) -> Admission:
         if not batch.num_requests:
-            return Admission.eager("no requests")
+            return _NO_REQUESTS
         if mode is Mode.BREAKABLE:
             return self.admit(batch)
-        return Admission.eager("asked for")
+        return _ASKED_FOR
 
     def _padded(self, batch: PrefillBatch, mode: Mode, admission: Admission) -> int:
         bucket = admission.bucket
@@ -360,6 +426,11 @@ class PrefillRunner:
         if self.full_graph:
             self.context.bind_all(self._backend, self._full_metadata[padded])
         self._compute(workspace, inputs)
+
+
+def _recipe(backend: AttentionBackend | str, options: dict[str, Any]) -> Hashable:
+    """Return what a backend was made of; one that is given was made elsewhere, of nothing that could be named."""
+    return recipe_of(backend, options) if isinstance(backend, str) else object()
 
 
 @contextmanager

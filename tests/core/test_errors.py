@@ -17,6 +17,7 @@ PARENTS = {
     "NestedCaptureError": errors.CaptureError,
     "HostReadError": errors.CaptureError,
     "BreakOutputError": errors.CaptureError,
+    "RunnerBusyError": RuntimeError,
     "BatchError": ValueError,
     "BucketError": ValueError,
     "KVCacheError": ValueError,
