@@ -61,9 +61,11 @@ def eager_on_graph(
 ) -> Break[P, R] | Callable[[Callable[P, R]], Break[P, R]]:
     """Mark a function as a break; usable bare or as ``@eager_on_graph(name="...")``.
 
-    Arguments are frozen at capture: tensors by address, held strongly for the life of the graph, everything else by
-    identity. So live state belongs into an object that is passed by identity, or into tensors that are updated in
-    place. Tensors that the function returns keep the address they had at capture: at replay the new result is checked
+    Arguments are frozen at capture: tensors by address, held strongly for the life of the graph; lists, tuples and
+    dicts, in any nesting, as they are at the call; everything else by identity. So live state belongs into an object
+    with attributes, which is passed by identity, or into tensors that are updated in place; never into a list or a
+    dict. Each call, that of the capture too, gets containers of its own: what a break does to them is seen neither by
+    its next call nor by its caller. Tensors that the function returns keep the address they had at capture: at replay the new result is checked
     (structure, shape, dtype, device) and copied there. Anything else it returns must be equal to what it returned at
     capture. What it leaves elsewhere (attributes, lists) is invisible to later segments.
 

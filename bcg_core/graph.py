@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import Token
-from functools import partial
 from types import TracebackType
 from typing import Any
 
+from bcg_core.arguments import frozen_call
 from bcg_core.breaks import BreakRecorder, active_recorder
 from bcg_core.current_device import on_device
 from bcg_core.engine import Segment, SegmentEngine
@@ -181,7 +181,7 @@ class BreakableCUDAGraphCapture(BreakRecorder):
         self._in_break = True
         try:
             with self._blaming(f"break {index} ({name})"):
-                call = self._engine.around_break(index, name, partial(fn, *args, **kwargs))
+                call = self._engine.around_break(index, name, frozen_call(fn, args, kwargs))
                 recorded = RecordedBreak(index, name, call, result := call())
         finally:
             self._in_break = False
