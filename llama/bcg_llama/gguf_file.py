@@ -124,7 +124,7 @@ def _refuse_parts(path: Path, reader: Any) -> None:
     name = path.name.removesuffix(f"-{number:05}-of-{count:05}.gguf")
     parts = [path.with_name(f"{name}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
     missing = [part.name for part in parts if not part.is_file()]
-    here = f"the others are missing here: {', '.join(missing)}" if missing else "all are here"
+    here = f"missing here: {', '.join(missing)}" if missing else "all are here"
     raise CheckpointError(
         f"{path}: is part {number} of {count} of a split GGUF file ({here}): merge them with "
         f"'llama-gguf-split --merge {parts[0].name} {name}.gguf', and load {name}.gguf"

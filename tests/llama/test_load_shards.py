@@ -79,7 +79,9 @@ def test_a_tensor_that_its_file_lacks_is_named_with_both_files(sharded: Path) ->
 
 def test_a_tensor_that_no_file_holds_is_named(sharded: Path) -> None:
     change(sharded / files_of(sharded)[NORM], **{NORM: None})
-    with pytest.raises(CheckpointError, match=f"1 tensor: {NORM} is not in model-0000..safetensors$"):
+    with pytest.raises(
+        CheckpointError, match=f"1 tensor: {NORM} is not in model-0000..safetensors$"
+    ):
         load_llama(sharded)
 
 

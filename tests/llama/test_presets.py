@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bcg_llama import PRESETS, LlamaConfig, LlamaWeights
+from bcg_llama.rope_table import cos_sin_table, inverse_frequencies
 
 TINY = [name for name in PRESETS if name.startswith("tiny")]
 
@@ -16,6 +17,70 @@ def test_preset_has_as_many_parameters_as_the_published_model(name: str, paramet
     meta = torch.device("meta")
     weights = LlamaWeights.empty(PRESETS[name], dtype=torch.bfloat16, device=meta)
     assert sum(tensor.numel() for _, tensor in weights.named_tensors()) == parameters
+
+
+LLAMA_3_2_1B = {
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": True,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+}
+LLAMA_3_1_8B = {
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": False,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("llama-1b", LLAMA_3_2_1B), ("llama-8b", LLAMA_3_1_8B)]
+)
+def test_preset_is_what_the_published_configuration_says(
+    name: str, published: dict[str, object]
+) -> None:
+    raw = {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 500000.0,
+        **published,
+    }
+    assert LlamaConfig.from_hf(raw) == PRESETS[name]
+
+
+@pytest.mark.parametrize("name", ["llama-1b", "llama-8b"])
+def test_the_table_of_a_long_context_is_right_at_its_end(name: str) -> None:
+    config = PRESETS[name]
+    cos_SF, sin_SF = cos_sin_table(
+        config.rope,
+        head_dim=config.head_dim,
+        max_positions=config.max_positions,
+        device=torch.device("cpu"),
+    )
+    assert cos_SF.shape == (131072, config.head_dim // 2)
+    angles_F = 131071 * inverse_frequencies(config.rope, config.head_dim).double()
+    # An angle up to 131072 is known to half a float32 step, 2 ** -8.
+    torch.testing.assert_close(cos_SF[-1].double(), angles_F.cos(), rtol=0, atol=2**-7)
+    torch.testing.assert_close(sin_SF[-1].double(), angles_F.sin(), rtol=0, atol=2**-7)
 
 
 def test_presets_cannot_be_changed() -> None:
