@@ -43,7 +43,8 @@ def read_bool(raw: Mapping[str, Any], key: str) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; raises CheckpointError when there is none."""
     if not path.is_file():
-        raise CheckpointError(f"{path.parent}: no {path.name}")
+        found = ", ".join(sorted(other.name for other in path.parent.iterdir()))
+        raise CheckpointError(f"{path.parent}: no {path.name}; found {found or 'nothing'}")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

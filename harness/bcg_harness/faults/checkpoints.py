@@ -8,8 +8,8 @@ CHECKPOINTS = (
         title="an outdated copy of a tensor in another shard wins over the one that the index names",
         caught=Caught.DESIGN,
         by="the index",
-        how="A tensor is read from the file that the index names, and copies elsewhere are named in a warning. A tensor "
-        "that its file lacks is refused with the files that hold it.",
+        how="A tensor is read from the file that the index names, and copies elsewhere are named in a warning. A "
+        "tensor that its file lacks is refused with the files that hold it.",
         proofs=tests(
             "llama/test_load_shards.py",
             "test_an_outdated_copy_in_another_shard_does_not_count",
@@ -26,8 +26,8 @@ CHECKPOINTS = (
         title="a key of the configuration or of a GGUF header that changes the result is overlooked",
         caught=Caught.ERROR,
         by="`CheckpointError`, `CheckpointWarning`",
-        how="What can be served is read: RoPE factors without a type, under their old key, with an attention factor. Other "
-        "known keys are refused unless they change nothing; unknown ones that sound as if they did are named.",
+        how="What can be served is read: RoPE factors without a type, under their old key, with an attention factor. "
+        "Other known keys are refused unless they change nothing; unknown ones that sound as if they did are named.",
         proofs=tests(
             "llama/test_config_keys.py",
             "test_a_key_that_changes_results_is_refused_by_name",
@@ -52,12 +52,12 @@ CHECKPOINTS = (
     ),
     Fault(
         number=57,
-        title="a checkpoint under other names, tied the other way round, or split is refused without a word of what was "
-        "found, or completed with random weights",
+        title="a checkpoint under other names, tied the other way round, or split is refused without a word of what "
+        "was found, or completed with random weights",
         caught=Caught.ERROR,
         by="`CheckpointError`",
-        how="What transformers loads is loaded with its logits. What it would make up is refused with the names that were "
-        "found, the wrapper they come from, and how to save or merge the whole.",
+        how="What transformers loads is loaded with its logits. What it would make up is refused with the names that "
+        "were found, the wrapper they come from, and how to save or merge the whole.",
         proofs=tests(
             "llama/test_load_names.py",
             "test_what_transformers_loads_is_loaded_with_its_logits",
