@@ -1,9 +1,12 @@
 """Built-in shapes: what they promise, and that nobody can change them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from bcg_llama import PRESETS, LlamaConfig, LlamaWeights
+from bcg_core import PagedKVCache, PrefillRunner
+from bcg_llama import PRESETS, LlamaConfig, LlamaWeights, random_llama
 
 TINY = [name for name in PRESETS if name.startswith("tiny")]
 
@@ -64,6 +67,12 @@ def test_preset_is_what_the_published_configuration_says(
         **published,
     }
     assert LlamaConfig.from_hf(raw) == PRESETS[name]
+
+
+def test_the_kv_cache_bounds_a_long_context() -> None:
+    model = random_llama(replace(PRESETS["tiny"], max_positions=131072))
+    runner = PrefillRunner(model, PagedKVCache(model.spec, num_pages=9, page_size=16), buckets=[16])
+    assert runner.limits.max_context == 8 * 16
 
 
 def test_presets_cannot_be_changed() -> None:
