@@ -71,7 +71,8 @@ def test_preset_is_what_the_published_configuration_says(
 
 def test_the_kv_cache_bounds_a_long_context() -> None:
     model = random_llama(replace(PRESETS["tiny"], max_positions=131072))
-    runner = PrefillRunner(model, PagedKVCache(model.spec, num_pages=9, page_size=16), buckets=[16])
+    kv_cache = PagedKVCache(model.spec, num_pages=9, page_size=16)
+    runner = PrefillRunner(model, kv_cache, "sdpa", buckets=[16])
     assert runner.limits.max_context == 8 * 16
 
 
