@@ -100,10 +100,7 @@ class Bench:
         self.workloads = tuple(workloads)
         self._effort = effort or Effort()
         self.progress = progress or NoProgress()
-        pages = [
-            sum(-(-length // page_size) for length in workload.lengths.values())
-            for workload in workloads
-        ]
+        pages = [workload.kv_pages(page_size) for workload in workloads]
         filled = -(-min(buckets[-1], spec.max_positions) // page_size)
         kv_cache = PagedKVCache(spec, num_pages=max([*pages, filled]) + 1, page_size=page_size)
         self.ground = Ground(
@@ -148,14 +145,13 @@ class Bench:
         for group in self.groups(candidates):
             prepared = self.prepare(group)
             name = group.modes[0].name if group.label == NO_BACKEND else group.label
-            self.progress.start(name, len(self.workloads))
+            self.progress.start(name, sum(len(each.stretches) for each in self.workloads))
             with no_garbage_collection():
                 for workload in self.workloads:
                     yield from self.measure(group, prepared, workload)
-                    self.progress.advance()
 
     def measure(self, group: Group, prepared: Prepared, workload: Workload) -> list[Cell]:
-        """Return a cell for each mode of ``group`` on ``workload``."""
+        """Return a cell for each mode of ``group`` on ``workload``; progress is told of each stretch of it."""
         run = self.enter(group.label, workload)
         cells = {cell.mode: cell for cell in run.measure(prepared.ready, self._effort)}
         cells |= {mode: run.without(mode, *why) for mode, why in prepared.others.items()}
@@ -202,8 +198,8 @@ class Bench:
             else:
                 ready.append(mode)
                 self._keep(setup)
-                self._note(mode.name, mode.notes())
-        self._note(label, backend.notes())
+                self.note(mode.name, mode.notes())
+        self.note(label, backend.notes())
         return Prepared(ready=tuple(ready), others=others)
 
     def _keep(self, setup: ModeSetup) -> None:
@@ -213,14 +209,17 @@ class Bench:
         if setup != nothing and (setup.backend, setup.mode) not in known:
             self.setups.append(setup)
 
-    def _note(self, label: str, notes: Iterable[str]) -> None:
+    def note(self, label: str, notes: Iterable[str]) -> None:
+        """Keep what is said of a backend, mode or workload called ``label``, once."""
         if lines := [line for line in notes if line not in self.notes.get(label, ())]:
             self.notes.setdefault(label, []).extend(lines)
 
     def enter(self, label: str, workload: Workload) -> CellRun:
         """Make ``workload`` the one at hand, for cells of the backend called ``label``; valid until the next call."""
-        scenes = self.arena.enter(workload)
-        return CellRun(label, workload, scenes, self.reference, self.ground.kv_cache)
+        self.arena.leave()  # the reference needs pages for its own check
+        return CellRun(
+            label, workload, self.arena, self.reference, self.ground.kv_cache, self.progress
+        )
 
 
 def _needed(workloads: Iterable[Workload], buckets: TokenBuckets) -> TokenBuckets | None:
