@@ -106,7 +106,8 @@ def bench_backends(options: BenchOptions) -> None:
     if report.end == INTERRUPTED:
         raise typer.Exit(_INTERRUPTED)
     statuses = {cell.status for cell in report.cells}
-    if report.end or Status.MEASURED not in statuses or statuses & {Status.FAILED, Status.ERROR}:
+    wrong = statuses & {Status.FAILED, Status.ERROR} or report.broken
+    if report.end or wrong or Status.MEASURED not in statuses:
         raise typer.Exit(1)
 
 
@@ -175,15 +176,20 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
             "modes": [mode.name for mode in modes],
         },
         workloads=tuple(workload.record() for workload in workloads),
-        skipped={**{each.backend: each.detail for each in others}, **bench.skipped},
+        skipped={**_details(others, Outcome.SKIPPED), **bench.skipped},
         notes={**bench.notes, **left_out},
         setups=tuple(bench.setups),
         cells=tuple(found.cells),
         break_overhead=found.break_overhead,
         bucket_costs=tuple(found.bucket_costs),
         timelines=tuple(found.timelines),
+        broken={**_details(others, Outcome.ERROR), **bench.broken},
         end=found.end,
     )
+
+
+def _details(results: Sequence[CheckResult], outcome: Outcome) -> dict[str, str]:
+    return {each.backend: each.detail for each in results if each.outcome is outcome}
 
 
 @dataclass

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bcg_core import Chunk, KVSequence, PagedKVCache, PrefillBatch
-from bcg_harness.bench.workloads import Stretch, Workload
+from bcg_harness.bench.stretches import Stretch
+from bcg_harness.bench.workloads import Workload
 from bcg_harness.tokens import TokenSource
 
 

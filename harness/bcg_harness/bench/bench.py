@@ -79,6 +79,7 @@ class Bench:
         progress: told about long work.
         setups: what it took to make modes ready.
         skipped: backends that could not be used, with the reason.
+        broken: backends that raised when they were made, with what they raised.
         notes: what backends and modes say of themselves, by label.
     """
 
@@ -118,12 +119,12 @@ class Bench:
         self._reference: Reference | None = None
         self.setups: list[ModeSetup] = []
         self.skipped: dict[str, str] = {}
+        self.broken: dict[str, str] = {}
         self.notes: dict[str, list[str]] = {}
         self._backends: dict[str, AttentionBackend] = {}
 
-    @property
-    def reference(self) -> Reference:
-        """Return the reference, computed at first use."""
+    def compute_reference(self) -> Reference:
+        """Compute the reference, once, and return it."""
         if self._reference is None:
             self.progress.start("computing the reference", 1)
             self._reference = Reference(self.ground, self._source)
@@ -145,6 +146,7 @@ class Bench:
         for group in self.groups(candidates):
             prepared = self.prepare(group)
             name = group.modes[0].name if group.label == NO_BACKEND else group.label
+            self.compute_reference()  # which tells of its own progress
             self.progress.start(name, sum(len(each.stretches) for each in self.workloads))
             with no_garbage_collection():
                 for workload in self.workloads:
@@ -158,7 +160,7 @@ class Bench:
         return [cells[mode.name] for mode in group.modes]
 
     def make(self, candidate: Candidate) -> AttentionBackend | None:
-        """Make a backend, once; None, and an entry in ``skipped``, where that is not possible."""
+        """Make a backend, once; None, and an entry in ``skipped`` or ``broken``, where that is not possible."""
         label = candidate.label
         if label in self._backends:
             return self._backends[label]
@@ -172,7 +174,7 @@ class Bench:
         except PASSED_ON:
             raise
         except BaseException as error:  # noqa: BLE001  # the plug-in's, whatever it is
-            self.skipped[label] = describe(error)
+            self.broken[label] = describe(error)
         return self._backends.get(label)
 
     def prepare(self, group: Group) -> Prepared:
@@ -218,7 +220,12 @@ class Bench:
         """Make ``workload`` the one at hand, for cells of the backend called ``label``; valid until the next call."""
         self.arena.leave()  # the reference needs pages for its own check
         return CellRun(
-            label, workload, self.arena, self.reference, self.ground.kv_cache, self.progress
+            label,
+            workload,
+            self.arena,
+            self.compute_reference(),
+            self.ground.kv_cache,
+            self.progress,
         )
 
 

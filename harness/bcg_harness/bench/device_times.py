@@ -52,7 +52,7 @@ def _profile(bench: Bench, group: Group, measured: set[Pass]) -> dict[Pass, Acti
                 )
                 continue
             (scenes,) = bench.arena.enter(workload)
-            bench.reference.run(scenes)
+            bench.compute_reference().run(scenes)
             for mode in prepared.ready:
                 key = group.label, mode.name, workload.name
                 if key in measured:

@@ -1,8 +1,27 @@
 """Stretches of a workload: pieces that share no request, so that pages can change hands between them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from bcg_harness.cases import Step
+from bcg_harness.cases import Step, lengths_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Hold a piece of a workload that shares no request with the others, and is measured by itself.
+
+    Attributes:
+        steps: its batches.
+        ended: sequences of earlier stretches whose pages come back before it.
+    """
+
+    steps: tuple[Step, ...]
+    ended: tuple[int, ...] = ()
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Return the tokens of each of its sequences at its end, prefix included."""
+        return lengths_of(self.steps)
 
 
 def cut(

@@ -4,28 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from bcg_harness.bench.stretches import cut
+from bcg_harness.bench.stretches import Stretch, cut
 from bcg_harness.bench.workload_record import WorkloadRecord
 from bcg_harness.cases import Case, Step, lengths_of
 from bcg_harness.errors import HarnessError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """Hold a piece of a workload that shares no request with the others, and is measured by itself.
-
-    Attributes:
-        steps: its batches.
-        ended: sequences of earlier stretches whose pages come back before it.
-    """
-
-    steps: tuple[Step, ...]
-    ended: tuple[int, ...] = ()
-
-    @property
-    def lengths(self) -> dict[int, int]:
-        """Return the tokens of each of its sequences at its end, prefix included."""
-        return lengths_of(self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
