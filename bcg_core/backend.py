@@ -87,7 +87,8 @@ class AttentionBackend(ABC):
         limits: bounds for workspaces.
         device: where tensors live.
 
-    Further keyword arguments of a subclass are its options.
+    Further keyword arguments of a subclass are its options. Annotate them: what a command line gives as text becomes
+    what the annotation says.
     """
 
     name: ClassVar[str]
