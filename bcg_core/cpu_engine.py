@@ -5,14 +5,17 @@ recording does not compute, results have fixed addresses, Python does not run at
 is no fast path.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
 import torch
 
-from bcg_core.cpu_recorder import CPURecorder, CPUSegment, HostReadGuard
-from bcg_core.engine import SegmentEngine
+from bcg_core.cpu_generators import GeneratorGuard
+from bcg_core.cpu_host_reads import HostReadGuard
+from bcg_core.cpu_recorder import CPURecorder
+from bcg_core.cpu_segment import CPUSegment
+from bcg_core.engine import SegmentEngine, refuse_inside_capture
 
 
 class CPUSegmentEngine(SegmentEngine):
@@ -28,7 +31,9 @@ class CPUSegmentEngine(SegmentEngine):
     Without a device, a number is a constant that lies on the host on both; only here may it not be read back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, generators: Iterable[torch.Generator] = ()) -> None:
+        refuse_inside_capture()
+        self._generators = GeneratorGuard(generators)
         self._recorder: CPURecorder | None = None
         self._segments: WeakSet[CPUSegment] = WeakSet()
 
@@ -45,7 +50,7 @@ class CPUSegmentEngine(SegmentEngine):
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """Stand ready to intercept operations; they pass through outside ``begin`` and ``end``."""
-        recorder = CPURecorder()
+        recorder = CPURecorder(self._generators)
         with recorder, HostReadGuard(recorder):
             self._recorder = recorder
             try:

@@ -1,0 +1,56 @@
+"""Random generators inside a segment: what draws from them is recorded, what sets them is refused."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from bcg_core.errors import CaptureError
+
+
+class GeneratorGuard:
+    """Hold a segment to the generators that it may draw from, and those to the state they have.
+
+    Nothing is drawn while a segment is recorded, so a generator in another state was seeded or set. Seeding is no
+    operation, and is only seen afterwards: at the next draw, or at the end of the segment.
+
+    Args:
+        generators: what may be drawn from besides torch's default generator.
+
+    Raises ValueError for a generator of another device.
+    """
+
+    def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
+        self._generators = (torch.default_generator, *generators)
+        self._states: list[Tensor] = []
+        for generator in self._generators:
+            if generator.device.type != "cpu":
+                raise ValueError(
+                    f"a generator of {generator.device} cannot be used in segments on the CPU"
+                )
+
+    def begin(self) -> None:
+        """Note the state that the generators have."""
+        self._states = [generator.get_state() for generator in self._generators]
+
+    def seeding(self) -> CaptureError | None:
+        """Return the refusal of whatever set a generator since ``begin``, if anything did."""
+        states = (generator.get_state() for generator in self._generators)
+        if all(map(torch.equal, states, self._states)):
+            return None
+        return CaptureError(
+            "a random generator was seeded or its state set inside a segment (torch.manual_seed, torch.seed, "
+            "set_state, fork_rng): a replay would not do so. Seed outside of captures, or in a break"
+        )
+
+    def stranger(self, operands: Any) -> CaptureError | None:
+        """Return the refusal of a generator among ``operands`` that the engine was not given, if there is one."""
+        for leaf in pytree.tree_leaves(operands):
+            if isinstance(leaf, torch.Generator) and leaf not in self._generators:
+                return CaptureError(
+                    "a segment draws from a generator that its engine does not know, so that replays would not advance "
+                    "it: pass it to the engine (generators=[...]), use torch's default generator, or draw in a break"
+                )
+        return None
