@@ -11,8 +11,8 @@ from weakref import WeakSet
 
 import torch
 
+from bcg_core.cpu_functions import FunctionGuard
 from bcg_core.cpu_generators import GeneratorGuard
-from bcg_core.cpu_host_reads import HostReadGuard
 from bcg_core.cpu_recorder import CPURecorder
 from bcg_core.cpu_segment import CPUSegment
 from bcg_core.engine import SegmentEngine, refuse_inside_capture
@@ -51,7 +51,7 @@ class CPUSegmentEngine(SegmentEngine):
     def capturing(self) -> Iterator[None]:
         """Stand ready to intercept operations; they pass through outside ``begin`` and ``end``."""
         recorder = CPURecorder(self._generators)
-        with recorder, HostReadGuard(recorder):
+        with recorder, FunctionGuard(recorder):
             self._recorder = recorder
             try:
                 yield

@@ -1,30 +1,17 @@
-"""Host reads inside a segment: the operations and methods that make CUDA wait for a value, and the refusal."""
+"""Host reads inside a segment: the operations that make CUDA wait for a value, and the refusal."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from bcg_core.cpu_operands import Func
-from bcg_core.errors import CaptureError, HostReadError
+from bcg_core.errors import HostReadError
 
 _aten = torch.ops.aten
 _READING_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-_INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
-# Methods that never become an operation.
-_METHODS = frozenset(
-    {
-        Tensor.tolist,
-        Tensor.numpy,
-        Tensor.cpu,
-        Tensor.__array__,
-        Tensor.__dlpack__,
-        Tensor.__repr__,
-        Tensor.__format__,
-    }
-)
 # Read an operand on the host on CUDA, and are not tagged for it.
 _UNTAGGED = frozenset(
     {
@@ -35,6 +22,7 @@ _UNTAGGED = frozenset(
         _aten.embedding_renorm_.default,
         _aten.linalg_eig.default,
         _aten.linalg_matrix_exp.default,
+        _aten.linalg_pinv.atol_rtol_tensor,
         _aten.normal.Tensor_Tensor,
         _aten.normal.float_Tensor,
     }
@@ -49,69 +37,59 @@ def host_read(what: str) -> HostReadError:
     )
 
 
-def refused_read(
-    func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> HostReadError | None:
+def refused_read(func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostReadError | None:
     """Return the refusal of an operation that would read an operand on the host on CUDA, None for all others."""
-    if func in _INDEXING:
-        by_mask = _indexes_by_mask(func, args)
-        return host_read(f"{func.name()} with a boolean mask") if by_mask else None
-    if func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
-        return None
-    if func is _aten.histc.default:
-        _, _, low, high = _histogram(*args, **kwargs)
-        return host_read(f"{func.name()} without a range") if low == high else None
+    depends = _DEPENDING.get(func)
+    if depends is not None:
+        case = depends(*args, **kwargs)
+        return host_read(f"{func.name()} {case}") if case else None
     if func in _UNTAGGED or _READING_TAGS & set(func.tags):
         return host_read(func.name())
     return None
 
 
-def _histogram(
-    x: Tensor, bins: int = 100, min: float = 0, max: float = 0
-) -> tuple[Tensor, int, float, float]:
-    return x, bins, min, max
+def _index(_: Tensor, indices: Sequence[Tensor | None]) -> str | None:
+    return "with a boolean mask" if _has_mask(indices) else None
 
 
-def _indexes_by_mask(func: Func, args: tuple[Any, ...]) -> bool:
-    """Tell whether the elements that a mask selects would be counted on the host."""
-    indices = [index for index in args[1] if index is not None]
-    by_mask = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+def _index_put(
+    _: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> str | None:
     # Setting one mask's elements to a number is a masked fill, which needs no count; accumulating is none.
-    fills = (
-        func is not _aten.index.Tensor
-        and len(indices) == 1
-        and args[2].dim() == 0
-        and not any(args[3:])
-    )
-    return by_mask and not fills
+    given = [index for index in indices if index is not None]
+    fills = len(given) == 1 and values.dim() == 0 and not accumulate
+    return "with a boolean mask" if _has_mask(given) and not fills else None
 
 
-class Recorder(Protocol):
-    """Record a segment, and take what makes it invalid."""
-
-    @property
-    def recording(self) -> bool:
-        """Tell whether a segment is open."""
-
-    def refuse(self, error: CaptureError) -> CaptureError:
-        """Make the segment invalid because of ``error``, and return that for raising."""
+def _has_mask(indices: Sequence[Tensor | None]) -> bool:
+    """Tell whether the elements that a mask selects would be counted."""
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
-class HostReadGuard(TorchFunctionMode):
-    """Catch the host reads that never become an ATen operation, as ``.tolist()`` does not."""
+def _repeat_interleave(_: Tensor, *, output_size: int | None = None) -> str | None:
+    return "without output_size" if output_size is None else None
 
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Refuse a host read inside a segment, pass everything else on."""
-        if self._recorder.recording and func in _METHODS:
-            raise self._recorder.refuse(host_read(f"Tensor.{getattr(func, '__name__', func)}"))
-        return func(*args, **(kwargs or {}))
+def _histc(_: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> str | None:
+    return "without a range" if min == max else None
+
+
+def _isin(
+    elements: Tensor, among: Tensor, *, assume_unique: bool = False, invert: bool = False
+) -> str | None:
+    # From there on CUDA sorts, and drops duplicates first, which it counts.
+    sorts = among.numel() >= int(10 * elements.numel() ** 0.145)
+    return "of so many elements" if sorts and not assume_unique else None
+
+
+_DEPENDING: Mapping[Func, Callable[..., str | None]] = MappingProxyType(
+    {
+        _aten.histc.default: _histc,
+        _aten.index.Tensor: _index,
+        _aten.index_put.default: _index_put,
+        _aten.index_put_.default: _index_put,
+        _aten.isin.Tensor_Tensor: _isin,
+        _aten.repeat_interleave.Tensor: _repeat_interleave,
+    }
+)
+"""Operations whose operands decide, and what to say of the case in which they read."""

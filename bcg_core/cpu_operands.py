@@ -15,7 +15,8 @@ def pinned(tensor: Tensor) -> Tensor:
 
     To be called below autograd, as dispatch modes are: the alias has no history and no version to check.
     """
-    return torch.ops.aten.alias.default(tensor)
+    alias: Tensor = torch.ops.aten.alias.default(tensor)
+    return alias
 
 
 def decomposes(func: Func) -> bool:
@@ -49,9 +50,7 @@ def returned_operands(
     return {position: operands[alias] for position, alias in enumerate(aliases) if alias}
 
 
-def _bound(
-    func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[Any, Any]]:
+def _bound(func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
     """Pair the schema's arguments with the operands given for them."""
     schema = func._schema.arguments
     pairs = list(zip(schema, args, strict=False))

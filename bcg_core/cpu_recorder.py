@@ -131,7 +131,10 @@ class CPURecorder(TorchDispatchMode):
             raise self.refuse(refusal)
 
     def _record(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        shapes, structure = pytree.tree_flatten(self._infer(func, args, kwargs))
+        self._refuse_layouts(func, (args, kwargs))
+        inferred = self._infer(func, args, kwargs)
+        self._refuse_layouts(func, inferred)
+        shapes, structure = pytree.tree_flatten(inferred)
         written = returned_operands(func, args, kwargs)
         results: list[Any] = []
         fresh: list[tuple[int, Tensor]] = []
@@ -148,6 +151,16 @@ class CPURecorder(TorchDispatchMode):
         frozen_args, frozen_kwargs = pytree.tree_map_only(Tensor, pinned, (args, kwargs))
         self._operations.append(Operation(func, frozen_args, frozen_kwargs, tuple(fresh)))
         return pytree.tree_unflatten(results, structure)
+
+    def _refuse_layouts(self, func: Func, tree: Any) -> None:
+        for leaf in pytree.tree_leaves(tree):
+            if isinstance(leaf, Tensor) and leaf.layout is not torch.strided:
+                raise self.refuse(
+                    CaptureError(
+                        f"{func.name()} takes or makes a tensor of {leaf.layout}, which the CPU engine cannot record; "
+                        "use dense tensors, or call it in a break"
+                    )
+                )
 
     def _infer(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Propagate shapes; raises what the operation itself would raise for its operands."""

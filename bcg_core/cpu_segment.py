@@ -45,7 +45,9 @@ class Operation:
         """Compute, and put the results at their captured addresses."""
         results = pytree.tree_leaves(self.func(*self.args, **self.kwargs))
         for position, output in self.outputs:
-            output.copy_(results[position])
+            # What an operation leaves out (mkldnn_rnn_layer its workspace), shape propagation may have listed.
+            if results[position] is not None:
+                output.copy_(results[position])
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that it reads and writes."""

@@ -1,0 +1,90 @@
+"""Calls of torch's functions inside a segment that operations do not show, or show as a CPU would do them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from bcg_core.cpu_host_reads import host_read
+from bcg_core.errors import CaptureError
+
+_READS = frozenset(
+    {
+        Tensor.tolist,
+        Tensor.numpy,
+        Tensor.cpu,
+        Tensor.__array__,
+        Tensor.__dlpack__,
+        Tensor.__reduce_ex__,
+        Tensor.__repr__,
+        Tensor.__format__,
+    }
+)
+_FROM_HOST = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+
+
+class Recorder(Protocol):
+    """Record a segment, and take what makes it invalid."""
+
+    @property
+    def recording(self) -> bool:
+        """Tell whether a segment is open."""
+
+    def refuse(self, error: CaptureError) -> CaptureError:
+        """Make the segment invalid because of ``error``, and return that for raising."""
+
+
+class FunctionGuard(TorchFunctionMode):
+    """See the calls of torch's functions in a segment.
+
+    Host reads that never become an operation are refused, as ``.tolist()`` is, and so are numbers that are copied to
+    the device. ``one_hot`` is told apart from what a CPU makes of it, which looks at the largest class.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Refuse or replace a call inside a segment, pass everything else on."""
+        kwargs = kwargs or {}
+        if self._recorder.recording:
+            if func in _READS:
+                raise self._recorder.refuse(host_read(f"Tensor.{getattr(func, '__name__', func)}"))
+            if _copies_from_host(func, kwargs):
+                raise self._recorder.refuse(
+                    CaptureError(
+                        "a number was copied to the device inside a segment (torch.tensor with a device, new_tensor), "
+                        "which waits for the device: make the tensor before, use torch.full, or leave the device out"
+                    )
+                )
+            if func is torch.nn.functional.one_hot:
+                return _one_hot(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _copies_from_host(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a tensor is made of host data on a device, be it the host.
+
+    A device by name may be meant to be the host's also where tensors live elsewhere; an object is a tensor's.
+    """
+    return func is Tensor.new_tensor or (
+        func in _FROM_HOST and isinstance(kwargs.get("device"), torch.device)
+    )
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 0:
+        # Looks at the largest class on every device, and is refused for it.
+        return torch.nn.functional.one_hot(tensor)
+    shape = (*tensor.shape, num_classes)
+    zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+    return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
