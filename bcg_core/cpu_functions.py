@@ -17,7 +17,6 @@ _READS = frozenset(
         Tensor.cpu,
         Tensor.__array__,
         Tensor.__dlpack__,
-        Tensor.__reduce_ex__,
         Tensor.__repr__,
         Tensor.__format__,
     }
@@ -39,8 +38,8 @@ class Recorder(Protocol):
 class FunctionGuard(TorchFunctionMode):
     """See the calls of torch's functions in a segment.
 
-    Host reads that never become an operation are refused, as ``.tolist()`` is, and so are numbers that are copied to
-    the device. ``one_hot`` is told apart from what a CPU makes of it, which looks at the largest class.
+    Host reads that never become an operation are refused, as ``.tolist()`` is, and so is host data that is
+    copied to the device. ``one_hot`` is told apart from what a CPU makes of it, which looks at the largest class.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -62,8 +61,9 @@ class FunctionGuard(TorchFunctionMode):
             if _copies_from_host(func, kwargs):
                 raise self._recorder.refuse(
                     CaptureError(
-                        "a number was copied to the device inside a segment (torch.tensor with a device, new_tensor), "
-                        "which waits for the device: make the tensor before, use torch.full, or leave the device out"
+                        "host data became a tensor on the device inside a segment (torch.tensor with a device, "
+                        "new_tensor): its values would be frozen at capture, and the copy waits for the device; make "
+                        "the tensor before, use torch.full, or leave the device out"
                     )
                 )
             if func is torch.nn.functional.one_hot:
@@ -81,10 +81,10 @@ def _copies_from_host(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     )
 
 
-def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
         # Looks at the largest class on every device, and is refused for it.
-        return torch.nn.functional.one_hot(tensor)
-    shape = (*tensor.shape, num_classes)
-    zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
-    return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+        return torch.nn.functional.one_hot(input)
+    shape = (*input.shape, num_classes)
+    zeros = torch.zeros(shape, dtype=input.dtype, device=input.device)
+    return zeros.scatter_(-1, input.unsqueeze(-1), 1)

@@ -19,6 +19,7 @@ _UNTAGGED = frozenset(
         _aten._linalg_eigh.default,
         _aten._linalg_eigvals.default,
         _aten._linalg_svd.default,
+        _aten._to_sparse.default,
         _aten.embedding_renorm_.default,
         _aten.linalg_eig.default,
         _aten.linalg_matrix_exp.default,

@@ -114,18 +114,8 @@ class CPURecorder(TorchDispatchMode):
 
     def _check(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse what a stream capture would, or what a segment cannot hold."""
-        name = func.name()
-        refusal: CaptureError | None = refused_read(func, args, kwargs)
-        if name.split(".")[0] in _STORAGE_CHANGES:
-            refusal = CaptureError(
-                f"{name} changes a tensor's memory in place, which a segment cannot record"
-            )
-        elif func is _aten.lift_fresh.default and args[0].dim() > 0:
-            refusal = CaptureError(
-                "host data became a tensor inside a segment (torch.tensor, torch.as_tensor): its values would be "
-                "frozen at capture; make the tensor before, and refresh it in place"
-            )
-        elif torch.Tag.nondeterministic_seeded in func.tags:
+        refusal = refused_read(func, args, kwargs) or _frozen(func, args)
+        if refusal is None and torch.Tag.nondeterministic_seeded in func.tags:
             refusal = self._generators.stranger((args, kwargs)) or self._generators.seeding()
         if refusal is not None:
             raise self.refuse(refusal)
@@ -189,6 +179,19 @@ class CPURecorder(TorchDispatchMode):
                     )
                 )
         return shapes
+
+
+def _frozen(func: Func, args: tuple[Any, ...]) -> CaptureError | None:
+    """Return the refusal of an operation that a replay would not do again, None for all others."""
+    name = func.name()
+    if name.split(".")[0] in _STORAGE_CHANGES:
+        return CaptureError(f"{name} changes a tensor's memory, which a segment cannot record")
+    if func is _aten.lift_fresh.default and args[0].dim() > 0:
+        return CaptureError(
+            "host data became a tensor inside a segment (torch.tensor, torch.as_tensor): its values would be frozen at "
+            "capture; make the tensor before, and refresh it in place"
+        )
+    return None
 
 
 @contextmanager
