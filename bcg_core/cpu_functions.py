@@ -58,7 +58,7 @@ class FunctionGuard(TorchFunctionMode):
         if self._recorder.recording:
             if func in _READS:
                 raise self._recorder.refuse(host_read(f"Tensor.{getattr(func, '__name__', func)}"))
-            if _copies_from_host(func, kwargs):
+            if _copies_from_host(func, (*args, *kwargs.values())):
                 raise self._recorder.refuse(
                     CaptureError(
                         "host data became a tensor on the device inside a segment (torch.tensor with a device, "
@@ -71,14 +71,16 @@ class FunctionGuard(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _copies_from_host(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a tensor is made of host data on a device, be it the host.
+def _copies_from_host(func: Callable[..., Any], given: tuple[Any, ...]) -> bool:
+    """Tell whether a tensor is made on the device of what is none.
 
-    A device by name may be meant to be the host's also where tensors live elsewhere; an object is a tensor's.
+    A device by name may mean the host also where tensors live elsewhere; an object is that of another tensor.
     """
-    return func is Tensor.new_tensor or (
-        func in _FROM_HOST and isinstance(kwargs.get("device"), torch.device)
-    )
+    tensors = sum(isinstance(value, Tensor) for value in given)
+    if func is Tensor.new_tensor:
+        return tensors == 1
+    on_device = any(isinstance(value, torch.device) for value in given)
+    return func in _FROM_HOST and on_device and not tensors
 
 
 def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor:

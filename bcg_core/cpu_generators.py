@@ -47,12 +47,16 @@ class GeneratorGuard:
 
     def stranger(self, operands: Any) -> CaptureError | None:
         """Return the refusal of a generator among ``operands`` that the engine was not given, if there is one."""
-        # One generator may have several Python objects.
-        known = {generator._cdata for generator in self._generators}
+        known = {_identity(generator) for generator in self._generators}
         for leaf in pytree.tree_leaves(operands):
-            if isinstance(leaf, torch.Generator) and leaf._cdata not in known:
+            if isinstance(leaf, torch.Generator) and _identity(leaf) not in known:
                 return CaptureError(
                     "a segment draws from a generator that its engine does not know, so that replays would not advance "
                     "it: pass it to the engine (generators=[...]), use torch's default generator, or draw in a break"
                 )
         return None
+
+
+def _identity(generator: torch.Generator) -> int:
+    """Return a number for ``generator``, of which there may be several Python objects."""
+    return int(generator._cdata)  # type: ignore[attr-defined]  # not in torch's stubs

@@ -1,7 +1,7 @@
 """What a capture on CUDA records and what it refuses, as operations to try on an engine.
 
-Every operation is called with ``x``, ``[3, 4]`` float32 from 1 to 12, and ``i``, int64 ``[2, 0, 1]``, both on the device of
-the engine. Whoever tries one on CUDA should do so in a process of its own: a refused capture is hard on it.
+Every operation is called with ``x``, ``[3, 4]`` float32 from 1 to 12, and ``i``, int64 ``[2, 0, 1]``, both on the
+engine's device. Whoever tries one on CUDA should do so in a process of its own: a refused capture is hard on it.
 """
 
 import copy
@@ -20,9 +20,10 @@ from torch.utils import _pytree as pytree
 
 from bcg_core import BreakableCUDAGraph, BreakableCUDAGraphCapture, SegmentEngine, engine_for
 
-Run = Callable[[Tensor, Tensor], Any]
+Run = Callable[[Any, Any], Any]
 
 
+_REFUSALS = (RuntimeError, TypeError)
 seeds = count(314159)
 """Numbers that nothing was seeded with: CUDA lets the seed pass that is there already, and does nothing."""
 
@@ -183,7 +184,7 @@ RECORDED: Mapping[str, Run] = MappingProxyType(
         "cross_entropy": lambda x, i: F.cross_entropy(x, i),
         "embedding": lambda x, i: F.embedding(i, x),
         "one_hot": lambda x, i: F.one_hot(i, 5),
-        "one_hot_by_name": lambda x, i: F.one_hot(input=i, num_classes=3),
+        "one_hot_by_name": lambda x, i: F.one_hot(i, num_classes=3),
         "rows": lambda x, i: x[i],
         "columns": lambda x, i: x[:, i],
         "broadcast": lambda x, i: x[i[:, None], i],
@@ -214,6 +215,7 @@ RECORDED: Mapping[str, Run] = MappingProxyType(
         "assert_async": lambda x, i: torch._assert_async(x.sum() != 0),
         "constant_on_the_host": lambda x, i: x * torch.tensor(3.0),
         "full": lambda x, i: x * torch.full((), 3.0, device=x.device),
+        "tensor_of_a_tensor": lambda x, i: torch.as_tensor(x, device=x.device) + 1,
         "squeeze_in_place": lambda x, i: x[:1].clone().squeeze_() + 1,
         "transpose_in_place": lambda x, i: x.clone().t_() + 1,
         "data": lambda x, i: x.data + 1,
@@ -277,7 +279,7 @@ def record(engine: SegmentEngine, run: Run) -> Callable[[], None]:
     """
     x = torch.arange(1.0, 13, device=engine.device).view(3, 4)
     i = torch.tensor([2, 0, 1], device=engine.device)
-    with suppress(Exception), torch.no_grad(), engine.warming_up():
+    with suppress(*_REFUSALS), torch.no_grad(), engine.warming_up():
         run(x, i)
     graph = BreakableCUDAGraph(engine)
     with torch.no_grad(), BreakableCUDAGraphCapture(graph):
@@ -309,7 +311,7 @@ def try_by_name(name: str, device: str) -> Outcome:
     """
     try:
         check = record(engine_for(device), ON_CUDA[name][0])
-    except Exception:
+    except _REFUSALS:
         return Outcome.REFUSED
     check()
     return Outcome.RECORDED
