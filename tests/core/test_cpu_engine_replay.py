@@ -1,7 +1,6 @@
 """The CPU engine at replay: the same bits as eager on new inputs, at the same addresses, without running Python."""
 
 import gc
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from bcg_core import BreakableCUDAGraph, BreakableCUDAGraphCapture, CPUSegmentEngine, eager_on_graph
@@ -472,14 +472,14 @@ def test_intermediate_tensors_live_as_long_as_the_segment(capture: Capture) -> N
 
 def test_an_input_is_held_by_the_segment(capture: Capture) -> None:
     x = torch.ones(3)
-    alive = weakref.ref(x)
+    memory = StorageWeakRef(x.untyped_storage())
     graph, _ = capture(lambda x: x + 1, x)
     del x
     gc.collect()
-    assert alive() is not None
+    assert not memory.expired()
     del graph
     gc.collect()
-    assert alive() is None
+    assert memory.expired()
 
 
 def test_a_replay_does_the_writes_of_its_segments_in_order(capture: Capture) -> None:
@@ -532,13 +532,6 @@ def test_random_numbers_differ_from_replay_to_replay(
     first = drawn.clone()
     graph.replay()
     assert not torch.equal(drawn, first)
-
-
-def test_a_generator_of_the_callers_is_advanced_by_replays(capture: Capture) -> None:
-    random = torch.Generator().manual_seed(3)
-    graph, drawn = capture(lambda: torch.rand(4, generator=random))
-    graph.replay()
-    assert torch.equal(drawn, torch.rand(4, generator=torch.Generator().manual_seed(3)))
 
 
 # Memory
