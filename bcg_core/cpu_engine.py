@@ -26,9 +26,23 @@ class CPUSegmentEngine(SegmentEngine):
     memory, bit-equal to running them eagerly. Segments keep all their intermediate tensors; a CUDA pool would reuse
     that memory.
 
+    What a segment uses is pinned to the memory and the geometry that it had at capture. A tensor that is given other
+    memory since (``w.data = new``, ``module.half()``, ``swap_tensors``) is not followed, as a CUDA graph follows none.
+    The old memory is kept alive here; on CUDA it would be free.
+
+    Replays draw new random numbers. Seeding inside a segment is refused, and so is a generator that is not in
+    ``generators``.
+
     Not refused, though a CUDA capture refuses it, because every tensor lives on the CPU: naming the CPU in a copy
-    (``x.to("cpu")``, ``host.copy_(x)``), and naming the device for a number (``torch.tensor(3.0, device=x.device)``).
-    Without a device, a number is a constant that lies on the host on both; only here may it not be read back.
+    (``x.to("cpu")``, ``host.copy_(x)``), and naming the device by a string for a number (``torch.tensor(3.0,
+    device="cpu")``). Without a device, a number is a constant that lies on the host on both; only here may it not be
+    read back. Refused, though CUDA captures it: ``resize_``, ``set_`` and copies of tensor objects, outputs of the
+    wrong shape, sparse tensors, and host data that becomes a tensor on the host.
+
+    Args:
+        generators: random generators besides torch's default one that segments draw from.
+
+    Raises ValueError for a generator of another device, NestedCaptureError inside a capture.
     """
 
     def __init__(self, *, generators: Iterable[torch.Generator] = ()) -> None:

@@ -14,7 +14,8 @@ class GeneratorGuard:
     """Hold a segment to the generators that it may draw from, and those to the state they have.
 
     Nothing is drawn while a segment is recorded, so a generator in another state was seeded or set. Seeding is no
-    operation, and is only seen afterwards: at the next draw, or at the end of the segment.
+    operation, and is only seen afterwards: at the next draw, or at the end of the segment. So that seeding with the
+    seed that is there already is seen as well, generators are a draw ahead within a segment.
 
     Args:
         generators: what may be drawn from besides torch's default generator.
@@ -24,7 +25,8 @@ class GeneratorGuard:
 
     def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
         self._generators = (torch.default_generator, *generators)
-        self._states: list[Tensor] = []
+        self._outside: list[Tensor] = []
+        self._inside: list[Tensor] = []
         for generator in self._generators:
             if generator.device.type != "cpu":
                 raise ValueError(
@@ -32,18 +34,29 @@ class GeneratorGuard:
                 )
 
     def begin(self) -> None:
-        """Note the state that the generators have."""
-        self._states = [generator.get_state() for generator in self._generators]
+        """Note the state of all generators, and bring them into one that no seeding leads to."""
+        self._outside = self._states()
+        for generator in self._generators:
+            torch.empty(1).uniform_(generator=generator)
+        self._inside = self._states()
+
+    def end(self) -> None:
+        """Give all generators the state they had before ``begin``, once."""
+        for generator, state in zip(self._generators, self._outside, strict=False):
+            generator.set_state(state)
+        self._outside = []
 
     def seeding(self) -> CaptureError | None:
         """Return the refusal of whatever set a generator since ``begin``, if anything did."""
-        states = (generator.get_state() for generator in self._generators)
-        if all(map(torch.equal, states, self._states)):
+        if all(map(torch.equal, self._states(), self._inside)):
             return None
         return CaptureError(
             "a random generator was seeded or its state set inside a segment (torch.manual_seed, torch.seed, "
             "set_state, fork_rng): a replay would not do so. Seed outside of captures, or in a break"
         )
+
+    def _states(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self._generators]
 
     def stranger(self, operands: Any) -> CaptureError | None:
         """Return the refusal of a generator among ``operands`` that the engine was not given, if there is one."""

@@ -69,19 +69,21 @@ class CPURecorder(TorchDispatchMode):
         """End the segment and return it, unless an operation was refused: then raise for that."""
         assert self._operations is not None, "finish() without start()"
         refusal, operations = self._refusal, self._operations
+        self._operations = None
+        seeding = self._generators.seeding()
         self.drop()
         if refusal is not None:
             raise CaptureError(
                 "the segment became invalid when an operation in it was refused"
             ) from refusal
-        seeding = self._generators.seeding()
         if seeding is not None:
             raise seeding
         return CPUSegment(operations)
 
     def drop(self) -> None:
-        """Forget the segment at hand and stop recording."""
+        """Forget the segment at hand, if any, and stop recording."""
         self._operations, self._refusal = None, None
+        self._generators.end()
 
     def refuse(self, error: CaptureError) -> CaptureError:
         """Make the segment invalid because of ``error``, and return that for raising."""

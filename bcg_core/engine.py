@@ -59,14 +59,13 @@ class SegmentEngine(Protocol):
 
 
 def refuse_inside_capture() -> None:
-    """Raise NestedCaptureError inside a capture; called by every engine that is made.
+    """Raise NestedCaptureError inside a capture; for whatever makes an engine.
 
     On a GPU an engine makes an empty capture of its own, which a stream that is being captured does not allow.
     """
     if active_recorder.get() is not None:
         raise NestedCaptureError(
-            "a segment engine cannot be made inside a capture, be it in a segment or a break: make it before, "
-            "and use it here"
+            "an engine cannot be made inside a capture, be it in a segment or in a break: make it before"
         )
 
 
@@ -76,6 +75,7 @@ def engine_for(device: torch.device | str) -> SegmentEngine:
     Raises ValueError for any other device type, and for ``cuda`` where torch sees no GPU; NestedCaptureError inside a
     capture.
     """
+    refuse_inside_capture()
     device = torch.device(device)
     if device.type == "cpu":
         from bcg_core.cpu_engine import CPUSegmentEngine

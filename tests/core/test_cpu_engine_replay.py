@@ -494,46 +494,6 @@ def test_a_replay_does_the_writes_of_its_segments_in_order(capture: Capture) -> 
     assert x.tolist() == [3, 3]
 
 
-# Random numbers
-
-RANDOM: dict[str, Callable[[Tensor], Tensor]] = {
-    "rand": lambda x: torch.rand(8),
-    "randn": lambda x: torch.randn(8),
-    "randint": lambda x: torch.randint(0, 1000, (8,)),
-    "randperm": lambda x: torch.randperm(8),
-    "rand_like": lambda x: torch.rand_like(x),
-    "normal_": lambda x: torch.empty(8).normal_(),
-    "bernoulli": lambda x: torch.bernoulli(torch.full((64,), 0.5)),
-    "multinomial": lambda x: torch.multinomial(x, 4),
-    "dropout": lambda x: F.dropout(x, 0.5),
-    "exponential_": lambda x: torch.empty(8).exponential_(),
-}
-
-
-@pytest.mark.parametrize("draw", RANDOM.values(), ids=RANDOM)
-def test_random_numbers_are_those_that_eager_draws(
-    capture: Capture, draw: Callable[[Tensor], Tensor]
-) -> None:
-    x = torch.ones(64)
-    graph, drawn = capture(draw, x)
-    torch.manual_seed(5)
-    graph.replay()
-    torch.manual_seed(5)
-    assert torch.equal(drawn, draw(x))
-
-
-@pytest.mark.parametrize("draw", RANDOM.values(), ids=RANDOM)
-def test_random_numbers_differ_from_replay_to_replay(
-    capture: Capture, draw: Callable[[Tensor], Tensor]
-) -> None:
-    graph, drawn = capture(draw, torch.ones(64))
-    torch.manual_seed(5)
-    graph.replay()
-    first = drawn.clone()
-    graph.replay()
-    assert not torch.equal(drawn, first)
-
-
 # Memory
 
 
