@@ -269,8 +269,17 @@ FLOAT32_ONLY: dict[str, Operation] = {
     "multi_head_projection": lambda i: F.linear(
         F.linear(i.x, i.w).view(6, 2, 4).transpose(0, 1).reshape(6, 8), i.w
     ),
+    "lstm": lambda i: LSTM(i.x)[0],
+    "grouped_mm": lambda i: F.grouped_mm(
+        i.heads.view(2, 24, 8)[0, :16].repeat(1, 2).bfloat16(),
+        i.w.repeat(4, 2).view(2, 16, 16).bfloat16(),
+        offs=torch.cat([8 + i.ids[:1], torch.full((1,), 16)]).int(),
+    ),
     "autocast": lambda i: under_autocast(i.x, i.w),
 }
+
+
+LSTM = torch.nn.LSTM(8, 8)
 
 
 def set_item(x: Tensor, key: Any, value: Any) -> Tensor:
