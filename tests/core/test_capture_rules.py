@@ -1,11 +1,13 @@
 """What is recorded and what is refused in a segment: the emulator agrees with CUDA, line by line."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from bcg_core import CaptureError, CPUSegmentEngine, HostReadError
 from bcg_harness.testing.capture_rules import (
@@ -65,6 +67,29 @@ def test_the_emulator_cannot_tell_the_host_from_the_device_by_name(
     engine: CPUSegmentEngine, run: Run
 ) -> None:
     record(engine, run)
+
+
+class CountsTokensOfExperts:
+    """A model that counts on the host how many tokens each of its experts gets."""
+
+    def __init__(self, inner: Any) -> None:
+        self.spec, self.inner = inner.spec, inner
+
+    def forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: Any) -> Tensor:
+        x_TD: Tensor = self.inner.forward(input_ids_T, positions_T, ctx)
+        counts_E = torch.histc(x_TD.argmax(-1).float(), bins=16)
+        return x_TD * counts_E
+
+    def compute_logits(self, hidden_BD: Tensor) -> Tensor:
+        logits_BV: Tensor = self.inner.compute_logits(hidden_BD)
+        return logits_BV
+
+
+def test_a_model_that_counts_on_the_host_is_refused(
+    make_runner: Callable[..., Any], toy_model: type[Any]
+) -> None:
+    with pytest.raises(HostReadError, match="histc without a range"):
+        make_runner(model=CountsTokensOfExperts(toy_model()))
 
 
 @pytest.fixture(scope="module")

@@ -226,3 +226,52 @@ def test_after_a_refused_seeding_the_engine_captures(engine: CPUSegmentEngine) -
     with torch.no_grad(), BreakableCUDAGraphCapture(graph):
         torch.rand(2)
     assert graph.captured
+
+
+# Models with such faults
+
+
+class Seeds:
+    """A model that seeds in its forward, so that all batches get the same noise."""
+
+    def __init__(self, inner: Any) -> None:
+        self.spec, self.inner = inner.spec, inner
+
+    def forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: Any) -> Tensor:
+        torch.manual_seed(7)
+        x_TD: Tensor = self.inner.forward(input_ids_T, positions_T, ctx)
+        return x_TD + self.noise(x_TD)
+
+    def noise(self, x_TD: Tensor) -> Tensor:
+        return torch.randn_like(x_TD)
+
+    def compute_logits(self, hidden_BD: Tensor) -> Tensor:
+        logits_BV: Tensor = self.inner.compute_logits(hidden_BD)
+        return logits_BV
+
+
+class DrawsFromItsOwn(Seeds):
+    """A model that draws from a generator of its own."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.random = torch.Generator()
+
+    def forward(self, input_ids_T: Tensor, positions_T: Tensor, ctx: Any) -> Tensor:
+        x_TD: Tensor = self.inner.forward(input_ids_T, positions_T, ctx)
+        return x_TD + self.noise(x_TD)
+
+    def noise(self, x_TD: Tensor) -> Tensor:
+        return torch.randn(x_TD.shape, generator=self.random)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(Seeds, "a random generator was seeded"), (DrawsFromItsOwn, "its engine does not know")],
+    ids=["seeds", "draws-from-its-own"],
+)
+def test_a_model_with_randomness_that_a_replay_would_lose_is_refused(
+    make_runner: Callable[..., Any], toy_model: type[Any], model: type[Seeds], message: str
+) -> None:
+    with pytest.raises(CaptureError, match=message):
+        make_runner(model=model(toy_model()))
