@@ -38,8 +38,8 @@ class Recorder(Protocol):
 class FunctionGuard(TorchFunctionMode):
     """See the calls of torch's functions in a segment.
 
-    Host reads that never become an operation are refused, as ``.tolist()`` is, and so is host data that is
-    copied to the device. ``one_hot`` is told apart from what a CPU makes of it, which looks at the largest class.
+    Host reads that never become an operation are refused, as ``.tolist()`` is, and so is host data that is copied to
+    the device. ``one_hot`` is done as on CUDA: a CPU would look at the largest class.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -84,9 +84,9 @@ def _copies_from_host(func: Callable[..., Any], given: tuple[Any, ...]) -> bool:
 
 
 def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
-    if num_classes < 0:
-        # Looks at the largest class on every device, and is refused for it.
-        return torch.nn.functional.one_hot(input)
+    if num_classes < 1 or input.dtype != torch.int64:
+        # Looks at the largest class on every device, or is no call that any accepts.
+        return torch.nn.functional.one_hot(input, num_classes)
     shape = (*input.shape, num_classes)
     zeros = torch.zeros(shape, dtype=input.dtype, device=input.device)
     return zeros.scatter_(-1, input.unsqueeze(-1), 1)

@@ -13,9 +13,9 @@ from bcg_core.errors import CaptureError
 class GeneratorGuard:
     """Hold a segment to the generators that it may draw from, and those to the state they have.
 
-    Nothing is drawn while a segment is recorded, so a generator in another state was seeded or set. Seeding is no
-    operation, and is only seen afterwards: at the next draw, or at the end of the segment. So that seeding with the
-    seed that is there already is seen as well, generators are a draw ahead within a segment.
+    Nothing is drawn while a segment is recorded, so a generator in another state was seeded or set, or drawn from by
+    another thread. Seeding is no operation, and is only seen afterwards: at the next draw, or at the end of the
+    segment. What leaves the state as it is passes; CUDA passes the seed that is there already, too.
 
     Args:
         generators: what may be drawn from besides torch's default generator.
@@ -25,8 +25,7 @@ class GeneratorGuard:
 
     def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
         self._generators = (torch.default_generator, *generators)
-        self._outside: list[Tensor] = []
-        self._inside: list[Tensor] = []
+        self._before: list[Tensor] = []
         for generator in self._generators:
             if generator.device.type != "cpu":
                 raise ValueError(
@@ -34,25 +33,23 @@ class GeneratorGuard:
                 )
 
     def begin(self) -> None:
-        """Note the state of all generators, and bring them into one that no seeding leads to."""
-        self._outside = self._states()
-        for generator in self._generators:
-            torch.empty(1).uniform_(generator=generator)
-        self._inside = self._states()
+        """Note the state of all generators."""
+        self._before = self._states()
 
     def end(self) -> None:
-        """Give all generators the state they had before ``begin``, once."""
-        for generator, state in zip(self._generators, self._outside, strict=False):
+        """Give all generators the state they had at ``begin``, once: what was refused has no effect."""
+        for generator, state in zip(self._generators, self._before, strict=False):
             generator.set_state(state)
-        self._outside = []
+        self._before = []
 
     def seeding(self) -> CaptureError | None:
         """Return the refusal of whatever set a generator since ``begin``, if anything did."""
-        if all(map(torch.equal, self._states(), self._inside)):
+        if all(map(torch.equal, self._states(), self._before)):
             return None
         return CaptureError(
             "a random generator was seeded or its state set inside a segment (torch.manual_seed, torch.seed, "
-            "set_state, fork_rng): a replay would not do so. Seed outside of captures, or in a break"
+            "set_state, fork_rng; or another thread drew from it): a replay would not do so. Seed outside of captures, "
+            "or in a break"
         )
 
     def _states(self) -> list[Tensor]:

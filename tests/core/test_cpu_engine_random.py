@@ -1,6 +1,8 @@
 """Random numbers in segments of the emulator: drawn anew at each replay, from generators that the engine knows."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -17,6 +19,13 @@ from bcg_core import (
 )
 
 Capture = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def drawn_before() -> None:
+    """Bring the default generator into a state that no seed leads to."""
+    torch.rand(1)
+
 
 RANDOM: dict[str, Callable[[Tensor], Tensor]] = {
     "rand": lambda x: torch.rand(8),
@@ -146,16 +155,29 @@ def test_seeding_before_a_draw_is_refused_at_the_draw(
     assert reached == ["seeded"]
 
 
-def test_seeding_with_the_seed_that_is_there_is_refused(capture: Capture) -> None:
+def test_seeding_with_the_seed_that_is_there_is_refused_after_a_draw(capture: Capture) -> None:
     torch.manual_seed(7)
+    torch.rand(1)
     with pytest.raises(CaptureError, match="seeded"):
         capture(lambda: torch.manual_seed(7))
 
 
+def test_captures_of_two_threads_do_not_take_each_other_for_seeding() -> None:
+    both = Barrier(2, timeout=10)
+
+    def draw() -> Tensor:
+        both.wait()
+        drawn = torch.rand(2)
+        both.wait()
+        return drawn
+
+    with ThreadPoolExecutor(2) as threads:
+        results = [threads.submit(capture_with, [], draw) for _ in range(2)]
+    assert all(result.result()[0].captured for result in results)
+
+
 @pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS)
 def test_refused_seeding_has_no_effect(capture: Capture, seed: Callable[[], Any]) -> None:
-    torch.manual_seed(5)
-    torch.rand(1)
     before = torch.get_rng_state()
     with pytest.raises(CaptureError):
         capture(seed)

@@ -27,13 +27,13 @@ EMULATOR = (
         title="a segment seeds a generator, or draws from one of its own, and replays draw other numbers than eager",
         caught=Caught.ERROR,
         by="`CaptureError`",
-        how="Seeding and unknown generators are refused at capture, also a seed that is there already, which CUDA lets "
-        "pass without effect. Engines take `generators=[...]`; breaks may seed and draw as they like.",
+        how="Seeding and unknown generators are refused at capture. Engines take `generators=[...]`; breaks may seed "
+        "and draw as they like.",
         proofs=tests(
             "core/test_cpu_engine_random.py",
             "test_a_model_with_randomness_that_a_replay_would_lose_is_refused",
             "test_seeding_in_a_segment_is_refused",
-            "test_seeding_with_the_seed_that_is_there_is_refused",
+            "test_seeding_with_the_seed_that_is_there_is_refused_after_a_draw",
             "test_a_generator_that_the_engine_does_not_know_is_refused",
             "test_a_generator_of_the_engine_is_advanced_by_replays",
             "test_seeding_in_a_break_is_allowed_and_done_at_each_replay",
