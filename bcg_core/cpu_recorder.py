@@ -1,35 +1,26 @@
 """Intercept ATen operations, and record them as a CUDA stream capture would."""
 
-import logging
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcg_core.cpu_generators import GeneratorGuard
-from bcg_core.cpu_host_reads import host_read, refused_read
+from bcg_core.cpu_host_reads import refused_read
 from bcg_core.cpu_operands import (
     Func,
     decomposes,
     is_view,
-    mutated,
     pinned,
     returned_operands,
     share_storage,
 )
 from bcg_core.cpu_segment import CPUSegment, Operation
+from bcg_core.cpu_shapes import ShapeInference, poisoned
 from bcg_core.errors import CaptureError
 
 _aten = torch.ops.aten
@@ -53,7 +44,7 @@ class CPURecorder(TorchDispatchMode):
         self._operations: list[Operation] | None = None
         self._refusal: CaptureError | None = None
         self._generators = generators
-        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._shapes = ShapeInference()
 
     @property
     def recording(self) -> bool:
@@ -123,10 +114,11 @@ class CPURecorder(TorchDispatchMode):
             raise self.refuse(refusal)
 
     def _record(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._refuse_layouts(func, (args, kwargs))
-        inferred = self._infer(func, args, kwargs)
-        self._refuse_layouts(func, inferred)
-        shapes, structure = pytree.tree_flatten(inferred)
+        try:
+            shapes, structure = pytree.tree_flatten(self._shapes.infer(func, args, kwargs))
+        except CaptureError as error:
+            self.refuse(error)
+            raise
         written = returned_operands(func, args, kwargs)
         results: list[Any] = []
         fresh: list[tuple[int, Tensor]] = []
@@ -134,7 +126,7 @@ class CPURecorder(TorchDispatchMode):
             if position in written:
                 results.append(written[position])
             elif isinstance(shape, Tensor):
-                output = _poisoned(shape)
+                output = poisoned(shape)
                 results.append(output)
                 fresh.append((position, pinned(output)))
             else:
@@ -143,44 +135,6 @@ class CPURecorder(TorchDispatchMode):
         frozen_args, frozen_kwargs = pytree.tree_map_only(Tensor, pinned, (args, kwargs))
         self._operations.append(Operation(func, frozen_args, frozen_kwargs, tuple(fresh)))
         return pytree.tree_unflatten(results, structure)
-
-    def _refuse_layouts(self, func: Func, tree: Any) -> None:
-        for leaf in pytree.tree_leaves(tree):
-            if isinstance(leaf, Tensor) and leaf.layout is not torch.strided:
-                raise self.refuse(
-                    CaptureError(
-                        f"{func.name()} takes or makes a tensor of {leaf.layout}, which the CPU engine cannot record; "
-                        "use dense tensors, or call it in a break"
-                    )
-                )
-
-    def _infer(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Propagate shapes; raises what the operation itself would raise for its operands."""
-        with self._fake:
-            fake_args, fake_kwargs = pytree.tree_map_only(Tensor, _shape_only, (args, kwargs))
-        try:
-            with _quietly(), self._fake:
-                shapes = func(*fake_args, **fake_kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise self.refuse(host_read(func.name())) from error
-        except UnsupportedOperatorException as error:
-            raise self.refuse(
-                CaptureError(
-                    f"{func.name()} has no fake (shape-only) implementation, which the CPU engine needs to record it; "
-                    "register one with torch.library.register_fake, or call it in a break"
-                )
-            ) from error
-        written = mutated(func, args, kwargs)
-        written_shapes = mutated(func, fake_args, fake_kwargs)
-        for real, fake in zip(written, written_shapes, strict=True):
-            if real.shape != fake.shape:
-                raise self.refuse(
-                    CaptureError(
-                        f"{func.name()} would resize its output from {tuple(real.shape)} to {tuple(fake.shape)}; "
-                        "a segment needs outputs of the right shape"
-                    )
-                )
-        return shapes
 
 
 def _frozen(func: Func, args: tuple[Any, ...]) -> CaptureError | None:
@@ -194,40 +148,3 @@ def _frozen(func: Func, args: tuple[Any, ...]) -> CaptureError | None:
             "capture; make the tensor before, and refresh it in place"
         )
     return None
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep shape propagation from logging or warning of what is raised as an error anyway."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="An output with one or more elements was resized"
-            )
-            yield
-    finally:
-        logger.disabled = disabled
-
-
-def _shape_only(tensor: Tensor) -> Tensor:
-    """Return a tensor of that geometry; under a fake mode one without memory.
-
-    Not ``FakeTensorMode.from_tensor``: it follows views to their base, which fails where the dtypes differ (complex
-    views), and remembers shapes that a break may have changed since.
-    """
-    return torch.empty_strided(
-        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-
-
-def _poisoned(shape: Tensor) -> Tensor:
-    """Allocate a tensor of that geometry whose values nobody can mistake for results."""
-    with torch.inference_mode(False):
-        tensor = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
-    if shape.dtype.is_floating_point or shape.dtype.is_complex:
-        return tensor.fill_(float("nan"))
-    if shape.dtype == torch.bool:
-        return tensor.fill_(True)
-    return tensor.fill_(torch.iinfo(shape.dtype).max)
