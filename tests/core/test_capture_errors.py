@@ -20,7 +20,7 @@ from bcg_core import (
     eager_on_graph,
 )
 from bcg_core.breaks import active_recorder
-from bcg_core.cpu_recorder import CPUSegment
+from bcg_core.cpu_segment import CPUSegment
 
 Capture = Callable[..., Any]
 
