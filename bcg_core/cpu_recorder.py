@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bcg_core.ambient import OwnMode
 from bcg_core.errors import CaptureError, HostReadError
 
 _aten = torch.ops.aten
@@ -103,7 +104,7 @@ class CPUSegment:
             operation.run()
 
 
-class HostReadGuard(TorchFunctionMode):
+class HostReadGuard(OwnMode, TorchFunctionMode):
     """Catch the host reads that never become an ATen operation, as ``.tolist()`` does not."""
 
     def __init__(self, recorder: "CPURecorder") -> None:
@@ -123,7 +124,7 @@ class HostReadGuard(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class CPURecorder(TorchDispatchMode):
+class CPURecorder(OwnMode, TorchDispatchMode):
     """Record operations between ``start`` and ``finish``; outside of that let them pass.
 
     Views are made at once, as they are only addresses. Everything else is recorded without being run; its result is
@@ -370,7 +371,9 @@ def _shape_only(tensor: Tensor) -> Tensor:
 def _poisoned(shape: Tensor) -> Tensor:
     """Allocate a tensor of that geometry whose values nobody can mistake for results."""
     with torch.inference_mode(False):
-        tensor = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
+        tensor = torch.empty_strided(
+            shape.size(), shape.stride(), dtype=shape.dtype, device=shape.device
+        )
     if shape.dtype.is_floating_point or shape.dtype.is_complex:
         return tensor.fill_(float("nan"))
     if shape.dtype == torch.bool:

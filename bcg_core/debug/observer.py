@@ -8,6 +8,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bcg_core.ambient import OwnMode
 from bcg_core.debug.record import CaptureRecord, memory_of, tensors_in
 from bcg_core.debug.tool import Tool
 from bcg_core.errors import DebugError
@@ -17,7 +18,7 @@ _aten = torch.ops.aten
 _LIFTS = frozenset({_aten.lift.default, _aten.lift_fresh.default, _aten.lift_fresh_copy.default})
 
 
-class Observer(TorchDispatchMode):
+class Observer(OwnMode, TorchDispatchMode):
     """Tell a record, and the tools, what the operations of a capture read, write and make.
 
     Only observes: what runs and what is recorded is the same without it. What happens below the dispatcher is not

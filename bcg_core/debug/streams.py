@@ -8,6 +8,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bcg_core.ambient import OwnMode
 from bcg_core.debug.record import Site
 from bcg_core.debug.syncs import synchronisation
 from bcg_core.debug.tool import Tool
@@ -57,7 +58,7 @@ class StreamGuard(Tool):
         return watched
 
 
-class _SideStreams(TorchDispatchMode):
+class _SideStreams(OwnMode, TorchDispatchMode):
     """Note the streams other than ``main`` that operations are queued on, and hold each up once."""
 
     def __init__(self, main: torch.cuda.Stream) -> None:
