@@ -178,10 +178,11 @@ def refuse_modes(what: str) -> None:
     for kind, modes in kinds.items():
         for mode in modes:
             if not isinstance(mode, OwnMode | DeviceContext):
+                name = type(mode).__name__.lstrip("_")  # torch hides that of FlopCounterMode
                 raise AmbientStateError(
-                    f"{what} under {type(mode).__name__}, a torch {kind} mode: at capture it would see, and might "
-                    "change, what is recorded, and of a replay it sees nothing but the breaks. Leave the mode for this "
-                    "call; torch.profiler counts (also FLOPs, with_flops=True) and bcg_core.debug watches without one"
+                    f"{what} under {name}, a torch {kind} mode: it might change what is made and recorded, and sees "
+                    "nothing of a replay but the breaks. Leave the mode for this call; torch.profiler counts (also "
+                    "FLOPs, with_flops=True) and bcg_core.debug watches without one"
                 )
 
 

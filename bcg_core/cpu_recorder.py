@@ -65,12 +65,14 @@ class Operation:
         kwargs: likewise.
         outputs: position among the flattened results, and the tensor to copy that result into. Results that alias an
             operand (in-place and ``out=`` operations) are not listed: the operation itself writes them.
+        default_dtype: what torch made of numbers and integers at capture, as a kernel does for good.
     """
 
     func: OpOverload[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[tuple[int, Tensor], ...]
+    default_dtype: torch.dtype
 
     def run(self) -> None:
         """Compute, and put the results at their captured addresses."""
@@ -100,8 +102,13 @@ class CPUSegment:
     @torch.inference_mode()
     def replay(self) -> None:
         """Run all operations in order."""
-        for operation in self.operations:
-            operation.run()
+        before = torch.get_default_dtype()
+        try:
+            for operation in self.operations:
+                torch.set_default_dtype(operation.default_dtype)
+                operation.run()
+        finally:
+            torch.set_default_dtype(before)
 
 
 class HostReadGuard(OwnMode, TorchFunctionMode):
@@ -232,7 +239,9 @@ class CPURecorder(OwnMode, TorchDispatchMode):
                 results.append(shape)
         assert self._operations is not None
         frozen_args, frozen_kwargs = pytree.tree_map(lambda leaf: leaf, (args, kwargs))
-        self._operations.append(Operation(func, frozen_args, frozen_kwargs, tuple(fresh)))
+        self._operations.append(
+            Operation(func, frozen_args, frozen_kwargs, tuple(fresh), torch.get_default_dtype())
+        )
         return pytree.tree_unflatten(results, structure)
 
     def _infer(
