@@ -81,8 +81,12 @@ def within(*contexts: Callable[[], AbstractContextManager[Any]]) -> State:
 
 
 def compiled(call: Callable[[], R]) -> R:
-    """Make ``call`` in a function that torch.compile compiles."""
-    around: Callable[[], R] = torch.compile(lambda: call(), backend="eager")
+    """Make ``call`` in a function that torch.compile compiles; raises where any part of the call would be compiled."""
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        raise AssertionError(f"torch.compile compiles what a call does:\n{graph.code}")
+
+    around: Callable[[], R] = torch.compile(lambda: call(), backend=compiler)
     try:
         return around()
     finally:
