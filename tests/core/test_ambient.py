@@ -464,7 +464,32 @@ def test_a_cast_that_was_captured_is_not_remembered_after_it() -> None:
         assert layer(x).isfinite().all()
 
 
-# A model with an autocast of its own
+# What is compiled on purpose
+
+
+def test_what_a_model_compiles_stays_compiled_below_a_compiled_caller(make_scene: Make) -> None:
+    graphs: list[Any] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    scene = make_scene()
+    batch = scene.batch()
+    scene.model.compute_logits = torch.compile(scene.model.compute_logits, backend=compiler)
+    PUT_ASIDE["torch_compile"](lambda: scene.runner.prefill(batch))
+    assert len(graphs) == 1
+
+
+def test_without_graph_breaks_torch_names_what_it_cannot_compile(make_scene: Make) -> None:
+    scene = make_scene()
+    batch = scene.batch()
+    prefill = torch.compile(lambda: scene.runner.prefill(batch), fullgraph=True, backend="eager")
+    with pytest.raises(RuntimeError, match=r"PrefillRunner\.prefill"):
+        prefill()
+
+
+# A state that a model sets itself
 
 
 @pytest.mark.parametrize("state", ["autocast_bfloat16", "default_float64"])
