@@ -80,8 +80,11 @@ def clean(call: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def make_runner(toy_model: type[Any]) -> Callable[[], PrefillRunner]:
+    """Return a function that makes cache and runner for a model that was made before."""
+    models = [toy_model(device="cuda"), toy_model(device="cuda")]
+
     def make() -> PrefillRunner:
-        model = toy_model(device="cuda")
+        model = models.pop()
         cache = PagedKVCache(model.spec, num_pages=32, page_size=4)
         return PrefillRunner(model, cache, "sdpa", buckets=(8, 16), max_requests=8)
 
@@ -248,15 +251,19 @@ def test_a_replay_under_another_precision_than_at_capture_is_refused(
     ],
 )
 def test_another_way_to_add_up_than_at_capture_is_refused(
-    make_runner: Callable[[], PrefillRunner], monkeypatch: pytest.MonkeyPatch, flag: str
+    make_runner: Callable[[], PrefillRunner], flag: str
 ) -> None:
     runner = make_runner()
     runner.capture()
     batch, _ = batches(runner)
     matmul = torch.backends.cuda.matmul
-    monkeypatch.setattr(matmul, flag, not getattr(matmul, flag))
-    with pytest.raises(AmbientStateError, match=flag):
-        runner.prefill(batch)
+    before = getattr(matmul, flag)
+    setattr(matmul, flag, not before)
+    try:
+        with pytest.raises(AmbientStateError, match=flag):
+            runner.prefill(batch)
+    finally:
+        setattr(matmul, flag, before)
 
 
 # Bare graphs
