@@ -8,30 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from types import FunctionType
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
-from torch._C._dynamo.eval_frame import (
-    _FrameAction,
-    _FrameExecStrategy,
-    get_eval_frame_callback,
-    set_code_exec_strategy,
-)
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from bcg_core.errors import AmbientStateError
+from bcg_core.compilation import uncompiled
+from bcg_core.modes import refuse_modes
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _AUTOCAST = ("cpu", "cuda")
-
-
-class OwnMode:
-    """Mark a dispatch or function mode of this library, which is on because a call switched it on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,53 +126,6 @@ def neutrally(what: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def ordinary_tensors() -> AbstractContextManager[None]:
     """Return a context in which no inference tensors are made."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
-
-
-def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Have ``torch.compile`` around the caller run ``function``, and all that it calls, as it is; costs no call.
-
-    What is compiled on purpose further down still is. Not ``torch.compiler.disable``, which imports the compiler, two
-    seconds' work, into processes that compile nothing.
-    """
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-    set_code_exec_strategy(cast("FunctionType", function).__code__, skip)
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # what torch.compiler.disable sets
-    return function
-
-
-def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """Have ``torch.compile`` call ``function`` rather than trace it, so that it can ``refuse_compilation``."""
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
-    set_code_exec_strategy(cast("FunctionType", function).__code__, skip)
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return function
-
-
-def refuse_compilation(what: str) -> None:
-    """Raise AmbientStateError where ``torch.compile`` compiles the functions that are called at the moment."""
-    if get_eval_frame_callback() is not None:
-        raise AmbientStateError(
-            f"{what} inside a function that torch.compile compiles: pieces of what is captured would be compiled as "
-            "well. Put torch.compiler.disable on the function that captures; what is compiled on its own may be "
-            "called in a capture"
-        )
-
-
-def refuse_modes(what: str) -> None:
-    """Raise AmbientStateError under a dispatch or function mode that is neither ours nor the default device."""
-    kinds = {
-        "dispatch": _get_current_dispatch_mode_stack(),
-        "function": _get_current_function_mode_stack(),
-    }
-    for kind, modes in kinds.items():
-        for mode in modes:
-            if not isinstance(mode, OwnMode | DeviceContext):
-                name = type(mode).__name__.lstrip("_")  # torch hides that of FlopCounterMode
-                raise AmbientStateError(
-                    f"{what} under {name}, a torch {kind} mode: it might change what is made and recorded, and sees "
-                    "nothing of a replay but the breaks. Leave the mode for this call; torch.profiler counts (also "
-                    "FLOPs, with_flops=True) and bcg_core.debug watches without one"
-                )
 
 
 @contextmanager

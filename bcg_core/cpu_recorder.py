@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bcg_core.ambient import OwnMode
 from bcg_core.errors import CaptureError, HostReadError
+from bcg_core.modes import OwnMode
 
 _aten = torch.ops.aten
 _ALLOCATIONS = frozenset(

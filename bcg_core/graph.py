@@ -7,19 +7,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from bcg_core.ambient import (
-    Ambient,
-    neutral,
-    refuse_compilation,
-    refuse_modes,
-    uncompiled,
-    untraced,
-    without_autocast_cache,
-)
+from bcg_core.ambient import Ambient, neutral, without_autocast_cache
 from bcg_core.breaks import BreakRecorder, active_recorder
+from bcg_core.compilation import refuse_compilation, uncompiled, untraced
 from bcg_core.current_device import on_device
 from bcg_core.engine import Segment, SegmentEngine
 from bcg_core.errors import CaptureError, NestedCaptureError
+from bcg_core.modes import refuse_modes
 from bcg_core.notes import add_note, noting
 from bcg_core.outputs import FrozenOutput
 

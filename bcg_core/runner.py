@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcg_core.ambient import neutral, neutrally, uncompiled
+from bcg_core.ambient import neutral, neutrally
 from bcg_core.backend import AttentionBackend, Metadata
 from bcg_core.batch import PrefillBatch
 from bcg_core.buckets import Admission, TokenBuckets
+from bcg_core.compilation import uncompiled
 from bcg_core.context import ForwardContext, Phase
 from bcg_core.current_device import on_device
 from bcg_core.engine import SegmentEngine, engine_for

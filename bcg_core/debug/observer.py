@@ -8,10 +8,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bcg_core.ambient import OwnMode
 from bcg_core.debug.record import CaptureRecord, memory_of, tensors_in
 from bcg_core.debug.tool import Tool
 from bcg_core.errors import DebugError
+from bcg_core.modes import OwnMode
 
 _aten = torch.ops.aten
 # What torch.tensor ends with: its operand came into being just now, unseen.

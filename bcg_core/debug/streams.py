@@ -8,11 +8,11 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bcg_core.ambient import OwnMode
 from bcg_core.debug.record import Site
 from bcg_core.debug.syncs import synchronisation
 from bcg_core.debug.tool import Tool
 from bcg_core.errors import StreamError
+from bcg_core.modes import OwnMode
 
 _DELAY_CYCLES = 40_000_000
 """How long a side stream is held up: some 20 ms, far longer than a host needs to look."""
