@@ -12,6 +12,7 @@ from bcg_core.cuda_engine import CUDASegmentEngine
 from bcg_core.device_indices import DeviceIndices
 from bcg_core.engine import Segment, SegmentEngine, engine_for
 from bcg_core.errors import (
+    AmbientStateError,
     BackendContractError,
     BackendError,
     BackendLoadError,
@@ -51,6 +52,7 @@ from bcg_core.workspace import StaticInputs, Workspace
 __all__ = [
     "ENTRY_POINT_GROUP",
     "Admission",
+    "AmbientStateError",
     "AttentionBackend",
     "AttentionSpec",
     "BackendContractError",

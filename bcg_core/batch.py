@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from bcg_core.ambient import neutrally
 from bcg_core.batch_checks import (
     check_lengths,
     check_sequences,
@@ -87,6 +88,7 @@ class PrefillBatch:
                 )
 
     @classmethod
+    @neutrally("PrefillBatch.from_chunks")
     def from_chunks(cls, chunks: Sequence[Chunk], kv_cache: PagedKVCache) -> "PrefillBatch":
         """Lay out ``chunks`` as one batch, taking pages from ``kv_cache`` as needed.
 
@@ -126,6 +128,7 @@ class PrefillBatch:
             raise
 
     @classmethod
+    @neutrally("PrefillBatch.build")
     def build(
         cls,
         *,
@@ -160,10 +163,12 @@ class PrefillBatch:
             )
         pages, page_table_BW = pack_page_table(page_table, news, prefixes, kv_cache)
         check_sequences(sequences, prefixes, pages)
-        new_B = torch.tensor(news, dtype=torch.int64)
-        owners_R = torch.repeat_interleave(torch.arange(len(news)), new_B)
-        skipped_B = torch.tensor(prefixes, dtype=torch.int64) - (new_B.cumsum(0) - new_B)
-        positions_R = torch.arange(len(owners_R)) + skipped_B[owners_R]
+        new_B = torch.tensor(news, dtype=torch.int64, device="cpu")
+        owners_R = torch.repeat_interleave(torch.arange(len(news), device="cpu"), new_B)
+        skipped_B = torch.tensor(prefixes, dtype=torch.int64, device="cpu") - (
+            new_B.cumsum(0) - new_B
+        )
+        positions_R = torch.arange(len(owners_R), device="cpu") + skipped_B[owners_R]
         slots_R = flat_slots(page_table_BW, owners_R, positions_R, kv_cache.page_size)
         check_slots(slots_R, owners_R)
         return cls(
@@ -192,12 +197,15 @@ class PrefillBatch:
         return cls(
             new_lens=tuple(new_lens),
             prefix_lens=(prefix_len,) * len(new_lens),
-            input_ids_R=torch.zeros(total, dtype=torch.int64),
+            input_ids_R=torch.zeros(total, dtype=torch.int64, device="cpu"),
             positions_R=torch.cat(
-                [torch.arange(0), *(torch.arange(prefix_len, prefix_len + n) for n in new_lens)]
+                [
+                    torch.arange(start, stop, device="cpu")
+                    for start, stop in ((0, 0), *((prefix_len, prefix_len + n) for n in new_lens))
+                ]
             ),
-            slot_mapping_R=torch.zeros(total, dtype=torch.int64),
-            page_table_BW=torch.zeros(len(new_lens), width, dtype=torch.int32),
+            slot_mapping_R=torch.zeros(total, dtype=torch.int64, device="cpu"),
+            page_table_BW=torch.zeros(len(new_lens), width, dtype=torch.int32, device="cpu"),
             kv_cache=kv_cache,
             device=kv_cache.device,
         )

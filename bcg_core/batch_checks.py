@@ -53,7 +53,11 @@ def index_tensor(values: Sequence[int] | Tensor, what: str) -> Tensor:
         row = array("q", values if isinstance(values, list) else iter(values))
     except (TypeError, OverflowError) as error:
         raise BatchError(f"{what} must be one row of integers of 64 bits: {error}") from error
-    return torch.frombuffer(row, dtype=torch.int64) if row else torch.empty(0, dtype=torch.int64)
+    return (
+        torch.frombuffer(row, dtype=torch.int64)
+        if row
+        else torch.empty(0, dtype=torch.int64, device="cpu")
+    )
 
 
 def check_sequences(
@@ -124,7 +128,9 @@ def pack_page_table(
         rows.append(row)
     width = max(map(len, rows), default=0)
     padded = [[*row, *[0] * (width - len(row))] for row in rows]
-    return tuple(rows), torch.tensor(padded, dtype=torch.int32).reshape(len(rows), width)
+    return tuple(rows), torch.tensor(padded, dtype=torch.int32, device="cpu").reshape(
+        len(rows), width
+    )
 
 
 def _check_pages(number: int, pages: Sequence[int], kv_cache: PagedKVCache) -> None:

@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from bcg_core.cpu_host_reads import host_read
 from bcg_core.errors import CaptureError
+from bcg_core.modes import OwnMode
 
 _READS = frozenset(
     {
@@ -35,7 +36,7 @@ class Recorder(Protocol):
         """Make the segment invalid because of ``error``, and return that for raising."""
 
 
-class FunctionGuard(TorchFunctionMode):
+class FunctionGuard(OwnMode, TorchFunctionMode):
     """See the calls of torch's functions in a segment.
 
     Host reads that never become an operation are refused, as ``.tolist()`` is, and so is host data that is copied to

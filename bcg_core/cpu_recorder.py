@@ -22,6 +22,7 @@ from bcg_core.cpu_operands import (
 from bcg_core.cpu_segment import CPUSegment, Operation
 from bcg_core.cpu_shapes import ShapeInference, poisoned
 from bcg_core.errors import CaptureError
+from bcg_core.modes import OwnMode
 
 _aten = torch.ops.aten
 _STORAGE_CHANGES = frozenset(
@@ -29,7 +30,7 @@ _STORAGE_CHANGES = frozenset(
 )
 
 
-class CPURecorder(TorchDispatchMode):
+class CPURecorder(OwnMode, TorchDispatchMode):
     """Record operations between ``start`` and ``finish``; outside of that let them pass.
 
     Views are made at once, as they are only addresses, and changes of a tensor's shape in place likewise. Everything
@@ -133,7 +134,9 @@ class CPURecorder(TorchDispatchMode):
                 results.append(shape)
         assert self._operations is not None
         frozen_args, frozen_kwargs = pytree.tree_map_only(Tensor, pinned, (args, kwargs))
-        self._operations.append(Operation(func, frozen_args, frozen_kwargs, tuple(fresh)))
+        self._operations.append(
+            Operation(func, frozen_args, frozen_kwargs, tuple(fresh), torch.get_default_dtype())
+        )
         return pytree.tree_unflatten(results, structure)
 
 

@@ -34,12 +34,14 @@ class Operation:
         kwargs: likewise.
         outputs: position among the flattened results, and the tensor to copy that result into. Results that alias an
             operand (in-place and ``out=`` operations) are not listed: the operation itself writes them.
+        default_dtype: what torch made of numbers and integers at capture, as a kernel does for good.
     """
 
     func: Func
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[tuple[int, Tensor], ...]
+    default_dtype: torch.dtype
 
     def run(self) -> None:
         """Compute, and put the results at their captured addresses."""
@@ -86,5 +88,10 @@ class CPUSegment:
                     "(resize_): a CUDA graph would go on at the old address. Capture again, or copy new values into "
                     "the old tensor"
                 )
-        for operation in self.operations:
-            operation.run()
+        before = torch.get_default_dtype()
+        try:
+            for operation in self.operations:
+                torch.set_default_dtype(operation.default_dtype)
+                operation.run()
+        finally:
+            torch.set_default_dtype(before)

@@ -60,7 +60,9 @@ class ShapeInference:
 def poisoned(shape: Tensor) -> Tensor:
     """Allocate a tensor of that geometry whose values nobody can mistake for results."""
     with torch.inference_mode(False):
-        tensor = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
+        tensor = torch.empty_strided(
+            shape.size(), shape.stride(), dtype=shape.dtype, device=shape.device
+        )
     if shape.dtype.is_floating_point or shape.dtype.is_complex:
         return tensor.fill_(float("nan"))
     if shape.dtype == torch.bool:

@@ -17,6 +17,7 @@
     │   ├── BackendOptionError             the backend does not take that option (TypeError)
     │   ├── UnsupportedSpecError           the backend cannot serve this shape, dtype or page size
     │   └── BackendContractError           the backend broke the protocol during a forward
+    ├── AmbientStateError (RuntimeError)   torch is in a state that would change what is recorded or replayed
     ├── CheckpointError (ValueError)       weights or configuration that cannot be loaded
     └── DebugError (RuntimeError)          what a tool of bcg_core.debug found; only raised where one is on
         ├── StaleTensorError               a tensor that a segment reads was replaced, moved or freed
@@ -114,6 +115,10 @@ class UnsupportedSpecError(BackendError):
 
 class BackendContractError(BackendError):
     """Report a backend that broke the protocol during a forward."""
+
+
+class AmbientStateError(BcgError, RuntimeError):
+    """Report a call under a mode or setting of torch that would leak into what is recorded or replayed."""
 
 
 class CheckpointError(BcgError, ValueError):

@@ -7,10 +7,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from bcg_core.ambient import Ambient, neutral, without_autocast_cache
 from bcg_core.breaks import BreakRecorder, active_recorder
+from bcg_core.compilation import refuse_compilation, uncompiled, untraced
 from bcg_core.current_device import on_device
 from bcg_core.engine import Segment, SegmentEngine
 from bcg_core.errors import CaptureError, NestedCaptureError
+from bcg_core.modes import refuse_modes
 from bcg_core.notes import add_note, noting
 from bcg_core.outputs import FrozenOutput
 
@@ -69,13 +72,14 @@ class BreakableCUDAGraph:
             steps += [recorded.replay, segment.replay]
         self._steps = tuple(steps)
 
+    @uncompiled
     def replay(self) -> None:
         """Run all segments and breaks in order, while the engine's device is the current one.
 
         Raises CaptureError before anything was captured, NestedCaptureError inside a capture, and whatever a break
         raises; after that the graph can be replayed again.
         """
-        with on_device(self.engine.device):
+        with on_device(self.engine.device), neutral("BreakableCUDAGraph.replay"):
             self.replay_here()
 
     def replay_here(self) -> None:
@@ -117,16 +121,20 @@ class BreakableCUDAGraphCapture(BreakRecorder):
         self._stack = ExitStack()
         self._token: Token[BreakRecorder | None] | None = None
 
+    @untraced
     def __enter__(self) -> BreakableCUDAGraph:
         """Begin the first segment."""
         if active_recorder.get() is not None:
             raise NestedCaptureError(
                 "a capture cannot be started inside a capture: finish the outer one first"
             )
+        refuse_compilation("a capture")
+        refuse_modes("a capture")
         if self.graph.captured:
             raise CaptureError("this graph is captured already: call reset() first")
         with ExitStack() as stack:
             stack.enter_context(self._engine.capturing())
+            stack.enter_context(without_autocast_cache())
             self._token = active_recorder.set(self)
             stack.callback(self._leave)
             stack.callback(self._engine.abort)
@@ -182,6 +190,7 @@ class BreakableCUDAGraphCapture(BreakRecorder):
         try:
             with self._blaming(f"break {index} ({name})"):
                 call = self._engine.around_break(index, name, partial(fn, *args, **kwargs))
+                call = Ambient.now().around(call)
                 recorded = RecordedBreak(index, name, call, result := call())
         finally:
             self._in_break = False

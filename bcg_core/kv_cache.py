@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bcg_core.allocation import allocating
+from bcg_core.ambient import neutrally
 from bcg_core.errors import KVCacheError
 from bcg_core.spec import ModelSpec
 
@@ -34,6 +35,7 @@ class PagedKVCache:
     padded rows of a bucket are written to its first slot. A flat slot number is ``page * page_size + offset``.
     """
 
+    @neutrally("PagedKVCache")
     def __init__(self, spec: ModelSpec, *, num_pages: int, page_size: int = 16) -> None:
         if page_size < 1 or num_pages < 2:
             raise KVCacheError(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bcg_core.ambient import neutrally
 from bcg_core.errors import CheckpointError
 from bcg_llama.checkpoint import CheckpointWarning
 from bcg_llama.gguf_file import open_gguf
@@ -20,6 +21,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer*", "*.model"]
 
 
+@neutrally("load_llama")
 def load_llama(
     path: str | Path,
     *,
