@@ -23,6 +23,7 @@ from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
 from bcg_core.kv_cache import PagedKVCache
 from bcg_core.model import PrefillModel
 from bcg_core.notes import add_note, noting
+from bcg_core.prefilling import clear_tails, prefilling
 from bcg_core.prepared import PreparedBackends
 from bcg_core.registry import BackendRegistry
 from bcg_core.results import (
@@ -254,15 +255,18 @@ class PrefillRunner:
         """Run the new tokens of ``batch`` through the model, filling their KV slots.
 
         All work is queued on the current stream of the KV cache's device; nothing synchronises. On success the batch's
-        sequences count the new tokens as cached; after an exception they do not, and the runner can be used again.
+        sequences count the new tokens as cached; after an exception they count their prefixes alone, and the runner can
+        be used again.
 
         Args:
             batch: made for this runner's KV cache.
             mode: how to execute, as a Mode or its value.
             sample: maps logits ``[B, V]`` to tokens ``[B]``.
 
-        Raises BatchError, naming the request, for tokens or lengths that the model or the cache cannot hold and for a
-        sequence that changed since the batch was made; NestedCaptureError inside a capture; ValueError for no mode.
+        Raises BatchError, naming the request, for tokens or lengths that the model or the cache cannot hold, for a
+        sequence that changed since the batch was made, and at the end for one that was freed, trimmed or rewound
+        meanwhile; a batch that is refused before it runs gives back the pages it took. NestedCaptureError inside a
+        capture; ValueError for no mode.
         """
         check_not_capturing("prefill")
         mode = as_mode(mode)
@@ -270,7 +274,7 @@ class PrefillRunner:
         admission = self._admission(batch, mode)
         padded = self._padded(batch, mode, admission)
         workspace = self.workspace
-        with on_device(self.kv_cache.device):
+        with on_device(self.kv_cache.device), prefilling(batch):
             if padded > workspace.max_tokens:
                 workspace = Workspace(self.model.spec, padded)
             # Ahead of the forward: a copy from ordinary host memory may wait for what is queued before it.
@@ -289,8 +293,6 @@ class PrefillRunner:
             padded_tokens=padded,
         )
         self._count(mode, admission)
-        for sequence, length in zip(batch.sequences, batch.kv_lens, strict=False):
-            sequence.cached = length
         return result
 
     def _admission(self, batch: PrefillBatch, mode: Mode) -> Admission:
@@ -318,6 +320,8 @@ class PrefillRunner:
     def _forward(
         self, batch: PrefillBatch, workspace: Workspace, padded: int, admission: Admission
     ) -> None:
+        if not self._backend.capabilities.ignores_foreign_nan:
+            clear_tails(batch)
         inputs = workspace.inputs(padded)
         workspace.load(batch, inputs)
         metadata = self._prepare(batch, admission)

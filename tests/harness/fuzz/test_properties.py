@@ -180,7 +180,7 @@ class Switchboard:
         arm = self.stage.run(batch, mode, probe)
         # An earlier batch that runs again does not make the tokens of later ones unknown.
         for sequence, before in zip(batch.sequences, cached, strict=True):
-            sequence.cached = max(sequence.cached, before)
+            self.stage.kv_cache.mark_written(sequence, max(sequence.cached, before))
         return [arm.hidden_RD, arm.logits_BV, self.stage.kv_cache.storage_L2PSKH[:, :, 1:].clone()]
 
 
