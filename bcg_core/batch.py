@@ -35,7 +35,8 @@ class Chunk:
     Attributes:
         token_ids: the new tokens, at least one; a tensor must be on the host.
         sequence: the request's place in the cache; tokens already cached there are its prefix.
-        prefix_len: tokens before the new ones; default is all that is cached. Fewer means to recompute from there.
+        prefix_len: tokens before the new ones; default is all that is cached. Fewer means to recompute from there; what
+            was cached behind the new tokens is gone then.
     """
 
     token_ids: Sequence[int] | Tensor
