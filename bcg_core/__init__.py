@@ -40,7 +40,8 @@ from bcg_core.errors import (
     UnsupportedSpecError,
 )
 from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
-from bcg_core.kv_cache import KVSequence, PagedKVCache
+from bcg_core.kv_cache import PagedKVCache
+from bcg_core.kv_sequence import KVSequence
 from bcg_core.model import PrefillModel
 from bcg_core.pages import negotiate_page_size
 from bcg_core.registry import ENTRY_POINT_GROUP, BackendRegistry, create_backend

@@ -26,6 +26,7 @@ from bcg_core.kv_cache import PagedKVCache
 from bcg_core.model import PrefillModel
 from bcg_core.notes import add_note, noting
 from bcg_core.precision import check_matmul_precision, matmul_precision
+from bcg_core.prefilling import clear_tails, prefilling
 from bcg_core.prepared import PreparedBackends
 from bcg_core.registry import BackendRegistry
 from bcg_core.results import (
@@ -307,16 +308,19 @@ class PrefillRunner:
         """Run the new tokens of ``batch`` through the model, filling their KV slots.
 
         All work is queued on the current stream of the KV cache's device; nothing synchronises. On success the batch's
-        sequences count the new tokens as cached; after an exception they do not, and the runner can be used again.
+        sequences count the new tokens as cached; after an exception they count their prefixes alone, and the runner can
+        be used again.
 
         Args:
             batch: made for this runner's KV cache.
             mode: how to execute, as a Mode or its value.
             sample: maps logits ``[B, V]`` to tokens ``[B]``.
 
-        Raises BatchError, naming the request, for tokens or lengths that the model or the cache cannot hold and for a
-        sequence that changed since the batch was made, and for a batch beyond the buckets that there is no memory for;
-        RunnerBusyError during another call; NestedCaptureError inside a capture; ValueError for no mode.
+        Raises BatchError, naming the request, for tokens or lengths that the model or the cache cannot hold, for a
+        sequence that changed since the batch was made, at the end for one that was freed, trimmed or rewound meanwhile,
+        and for a batch beyond the buckets that there is no memory for; a batch that is refused before it runs gives
+        back the pages it took. RunnerBusyError during another call, AmbientStateError under a mode of the caller,
+        NestedCaptureError inside a capture; ValueError for no mode.
         """
         forwards = self.context.forwards
         try:
@@ -342,14 +346,16 @@ class PrefillRunner:
                 workspace = self.workspace
                 if padded > workspace.max_tokens:
                     workspace = self._larger_workspace(padded)
-                # Ahead of the forward: a copy from ordinary host memory may wait for what is queued before it.
-                last_B = batch.on_device.cu_new_lens[1:] - 1
-                if batch.num_requests:
-                    self._forward(batch, workspace, padded, admission)
-                hidden_RD = workspace.hidden_MD[: batch.num_tokens]
-                last_BD = hidden_RD.index_select(0, last_B)
-                logits_BV = self.model.compute_logits(last_BD)
-            next_tokens_B = sample(logits_BV)  # the caller's, as the caller left torch
+            with prefilling(batch):
+                with neutral("prefill"):
+                    # Ahead of the forward: a copy from ordinary host memory may wait for what is queued before it.
+                    last_B = batch.on_device.cu_new_lens[1:] - 1
+                    if batch.num_requests:
+                        self._forward(batch, workspace, padded, admission)
+                    hidden_RD = workspace.hidden_MD[: batch.num_tokens]
+                    last_BD = hidden_RD.index_select(0, last_B)
+                    logits_BV = self.model.compute_logits(last_BD)
+                next_tokens_B = sample(logits_BV)  # the caller's, as the caller left torch
         result = PrefillResult(
             hidden_RD=hidden_RD,
             logits_BV=logits_BV,
@@ -358,8 +364,6 @@ class PrefillRunner:
             padded_tokens=padded,
         )
         self._count(mode, admission)
-        for sequence, length in zip(batch.sequences, batch.kv_lens, strict=False):
-            sequence.cached = length
         return result
 
     def _larger_workspace(self, tokens: int) -> Workspace:
@@ -395,6 +399,8 @@ class PrefillRunner:
     def _forward(
         self, batch: PrefillBatch, workspace: Workspace, padded: int, admission: Admission
     ) -> None:
+        if not self._backend.capabilities.ignores_foreign_nan:
+            clear_tails(batch)
         inputs = workspace.inputs(padded)
         workspace.load(batch, inputs)
         metadata = self._prepare(batch, admission)

@@ -41,7 +41,8 @@ class Scene:
     def batch(self) -> PrefillBatch:
         """Return the batch of this step, as if it were about to be run for the first time."""
         for request in self.requests:
-            request.sequence.cached = request.prefix
+            self.kv_cache.extend(request.sequence, request.prefix)
+            self.kv_cache.mark_written(request.sequence, request.prefix)
         return PrefillBatch.from_chunks(
             [
                 Chunk(token_ids=request.token_ids, sequence=request.sequence)
