@@ -4,7 +4,7 @@ from bcg_core.attention import causal_attention, low_attention
 from bcg_core.backend import AttentionBackend, Capabilities, Metadata
 from bcg_core.batch import Chunk, PrefillBatch
 from bcg_core.boundary import BoundaryBuffers, BoundaryRows
-from bcg_core.breaks import Break, break_graph, eager_on_graph
+from bcg_core.breaks import Break, break_graph, eager_on_graph, is_capturing
 from bcg_core.buckets import Admission, TokenBuckets
 from bcg_core.context import ForwardContext, Phase
 from bcg_core.cpu_engine import CPUSegmentEngine
@@ -118,6 +118,7 @@ __all__ = [
     "eager_on_graph",
     "engine_for",
     "greedy",
+    "is_capturing",
     "low_attention",
     "negotiate_page_size",
 ]

@@ -22,7 +22,12 @@ class SegmentEngine(Protocol):
 
     Engines hold what all captures share: the memory pool and the capture stream. Use one engine for all graphs of a
     runner, capture from the largest bucket to the smallest, and replay one graph at a time.
+
+    Attributes:
+        busy: the capture or replay that uses the engine's memory right now, in words; None while none does.
     """
+
+    busy: str | None = None
 
     @property
     def device(self) -> torch.device:

@@ -3,6 +3,7 @@
 import inspect
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,10 +286,10 @@ def test_numbers_are_frozen_at_capture(capture: Capture) -> None:
 
 def test_an_object_passed_by_identity_is_live(capture: Capture) -> None:
     seen: list[int] = []
-    look = eager_on_graph(lambda state: seen.append(state["offset"]))
-    state = {"offset": 0}
+    look = eager_on_graph(lambda state: seen.append(state.offset))
+    state = SimpleNamespace(offset=0)
     graph, _ = capture(look, state)
-    state["offset"] = 5
+    state.offset = 5
     graph.replay()
     assert seen == [0, 5]
 
@@ -307,15 +308,15 @@ def test_rebinding_a_name_after_capture_does_not_reach_the_break(capture: Captur
 
 
 def test_what_a_break_writes_is_read_by_the_next_segment(capture: Capture) -> None:
-    fill = eager_on_graph(lambda x, state: x.fill_(state["value"]))
-    state = {"value": 1.0}
+    fill = eager_on_graph(lambda x, state: x.fill_(state.value))
+    state = SimpleNamespace(value=1.0)
 
     def run(x: Tensor) -> Tensor:
         fill(x, state)
         return x + 1
 
     graph, result = capture(run, torch.zeros(2))
-    state["value"] = 41.0
+    state.value = 41.0
     graph.replay()
     assert result.tolist() == [42, 42]
 
