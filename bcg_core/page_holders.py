@@ -164,6 +164,8 @@ class PageHolders:
 
     def in_flight(self, sequences: Iterable[KVSequence]) -> int | None:
         """Return the number of the first of ``sequences`` that is being prefilled; None when none is."""
+        if not self._flights:
+            return None
         running = [sequence for flight in self._flights for sequence in flight.sequences]
         return next((n for n, sequence in enumerate(sequences) if sequence in running), None)
 

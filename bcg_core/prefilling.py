@@ -25,13 +25,21 @@ def prefilling(batch: PrefillBatch) -> Iterator[None]:
         for sequence, prefix, length in zip(
             sequences, batch.prefix_lens, batch.kv_lens, strict=False
         ):
-            if sequence._written > length:
-                holders.unclean.update(sequence.pages[length // size :])
-            sequence._written = sequence._cached = prefix
+            if sequence._written != prefix:
+                if sequence._written > length:
+                    holders.unclean.update(sequence._pages[length // size :])
+                sequence._written = prefix
+            sequence._cached = prefix
+        held = [sequence._pages for sequence in sequences]
+        prefixes = [sequence._cached for sequence in sequences]
     try:
         yield
         with holders.lock:
-            check_unchanged(batch)
+            # Unchanged tuples of pages are the same object, which makes this quick.
+            if [sequence._pages for sequence in sequences] != held or [
+                sequence._cached for sequence in sequences
+            ] != prefixes:
+                check_unchanged(batch)
             for sequence, length in zip(sequences, batch.kv_lens, strict=False):
                 sequence._written = sequence._cached = length
     except BaseException:
