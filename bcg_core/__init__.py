@@ -4,7 +4,7 @@ from bcg_core.attention import causal_attention, low_attention
 from bcg_core.backend import AttentionBackend, Capabilities, Metadata
 from bcg_core.batch import Chunk, PrefillBatch
 from bcg_core.boundary import BoundaryBuffers, BoundaryRows
-from bcg_core.breaks import Break, break_graph, eager_on_graph
+from bcg_core.breaks import Break, break_graph, eager_on_graph, is_capturing
 from bcg_core.buckets import Admission, TokenBuckets
 from bcg_core.context import ForwardContext, Phase
 from bcg_core.cpu_engine import CPUSegmentEngine
@@ -12,6 +12,7 @@ from bcg_core.cuda_engine import CUDASegmentEngine
 from bcg_core.device_indices import DeviceIndices
 from bcg_core.engine import Segment, SegmentEngine, engine_for
 from bcg_core.errors import (
+    AmbientStateError,
     BackendContractError,
     BackendError,
     BackendLoadError,
@@ -39,7 +40,8 @@ from bcg_core.errors import (
     UnsupportedSpecError,
 )
 from bcg_core.graph import BreakableCUDAGraph, BreakableCUDAGraphCapture
-from bcg_core.kv_cache import KVSequence, PagedKVCache
+from bcg_core.kv_cache import PagedKVCache
+from bcg_core.kv_sequence import KVSequence
 from bcg_core.model import PrefillModel
 from bcg_core.pages import negotiate_page_size
 from bcg_core.registry import ENTRY_POINT_GROUP, BackendRegistry, create_backend
@@ -51,6 +53,7 @@ from bcg_core.workspace import StaticInputs, Workspace
 __all__ = [
     "ENTRY_POINT_GROUP",
     "Admission",
+    "AmbientStateError",
     "AttentionBackend",
     "AttentionSpec",
     "BackendContractError",
@@ -115,6 +118,7 @@ __all__ = [
     "eager_on_graph",
     "engine_for",
     "greedy",
+    "is_capturing",
     "low_attention",
     "negotiate_page_size",
 ]

@@ -33,8 +33,8 @@ class Capabilities:
         min_compute_capability: oldest GPU it runs on, as (major, minor); None where that does not matter.
         gqa: takes fewer KV heads than query heads.
         cached_prefix: takes requests that have cached tokens before the new ones.
-        ignores_foreign_nan: NaN in cache slots that hold none of a request's tokens never reaches its result. The
-            core's cache is finite everywhere; this says that a backend does not depend on it.
+        ignores_foreign_nan: NaN in cache slots that hold none of a request's tokens never reaches its result. For a
+            backend without it, the core zeroes what others left behind the last token in a request's last page.
         supports_out: writes its result into ``out`` and returns that tensor; otherwise the core copies, and counts it.
         needs_host_plan: plans on the host for each batch, so a batch costs more than its launches.
         supports_full_graph: its ``forward`` may itself be captured, with what ``full_graph_metadata`` returns.
@@ -87,7 +87,8 @@ class AttentionBackend(ABC):
         limits: bounds for workspaces.
         device: where tensors live.
 
-    Further keyword arguments of a subclass are its options.
+    Further keyword arguments of a subclass are its options. Annotate them: what a command line gives as text becomes
+    what the annotation says.
     """
 
     name: ClassVar[str]

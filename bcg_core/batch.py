@@ -11,18 +11,22 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from bcg_core.ambient import neutrally
 from bcg_core.batch_checks import (
     check_lengths,
+    check_pages,
     check_sequences,
     check_slots,
     index_tensor,
     integer,
     integers,
+    needed_pages,
     pack_page_table,
 )
 from bcg_core.device_indices import DeviceIndices, flat_slots
 from bcg_core.errors import BatchError
-from bcg_core.kv_cache import KVSequence, PagedKVCache
+from bcg_core.kv_cache import PagedKVCache
+from bcg_core.kv_sequence import KVSequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +35,9 @@ class Chunk:
 
     Attributes:
         token_ids: the new tokens, at least one; a tensor must be on the host.
-        sequence: the request's pages; tokens already cached there are its prefix.
-        prefix_len: tokens before the new ones; default is all that is cached. Fewer means to recompute from there.
+        sequence: the request's place in the cache; tokens already cached there are its prefix.
+        prefix_len: tokens before the new ones; default is all that is cached. Fewer means to recompute from there; what
+            was cached behind the new tokens is gone then.
     """
 
     token_ids: Sequence[int] | Tensor
@@ -46,6 +51,11 @@ class PrefillBatch:
 
     Request b has ``new_lens[b]`` new tokens behind ``prefix_lens[b]`` cached ones. Index arrays exist on the host, as
     CPU tensors and tuples, and on the device, so that no backend reads from the device. ``B == 0`` is a valid batch.
+    Nothing is shared with what the caller gave.
+
+    A request may read what another request of the same batch writes, in any order: a layer writes the keys and values
+    of all rows before it attends. That takes page tables of the caller's own; sequences share what is cached, and none
+    writes it.
 
     Attributes:
         new_lens: new tokens of each request, each at least 1.
@@ -57,7 +67,8 @@ class PrefillBatch:
         kv_cache: the cache that the batch was made for.
         device: where the device copies live.
         pages: page numbers of each request, without padding; empty for scratch.
-        sequences: the requests' page holders, or empty when the batch was built from arrays.
+        sequences: the requests' sequences, or empty when the batch was built from arrays.
+        held_before: pages that each sequence held before ``from_chunks``; empty for any other batch.
     """
 
     new_lens: tuple[int, ...]
@@ -70,6 +81,7 @@ class PrefillBatch:
     device: torch.device
     pages: tuple[tuple[int, ...], ...] = ()
     sequences: tuple[KVSequence, ...] = ()
+    held_before: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         expected = {
@@ -87,45 +99,57 @@ class PrefillBatch:
                 )
 
     @classmethod
+    @neutrally("PrefillBatch.from_chunks")
     def from_chunks(cls, chunks: Sequence[Chunk], kv_cache: PagedKVCache) -> "PrefillBatch":
         """Lay out ``chunks`` as one batch, taking pages from ``kv_cache`` as needed.
 
+        Where a request is to write a page that other sequences hold too, behind a fork or when it recomputes, its
+        sequence gets a page of its own instead, and what is written there is copied at once, on the current stream.
+
         Raises BatchError naming the request for tokens that are no integers, an empty chunk, a prefix that is not
-        cached and a sequence that is there twice, and KVCacheError when pages run out. Pages that were taken are given
-        back then.
+        cached, a sequence that is there twice or of another cache, and KVCacheError when pages run out. Pages that were
+        taken are given back then, and when the runner refuses the batch.
         """
-        sequences = tuple(chunk.sequence for chunk in chunks)
-        prefix_lens = [
-            chunk.sequence.cached
-            if chunk.prefix_len is None
-            else integer(chunk.prefix_len, f"request {number}: prefix_len")
-            for number, chunk in enumerate(chunks)
-        ]
-        check_sequences(sequences, prefix_lens)
+        sequences = tuple([chunk.sequence for chunk in chunks])
+        prefix_lens = tuple(
+            [
+                chunk.sequence.cached
+                if chunk.prefix_len is None
+                else integer(chunk.prefix_len, f"request {number}: prefix_len")
+                for number, chunk in enumerate(chunks)
+            ]
+        )
+        check_sequences(sequences, prefix_lens, kv_cache)
         token_ids = [
             index_tensor(chunk.token_ids, f"request {number}: token_ids")
             for number, chunk in enumerate(chunks)
         ]
-        new_lens = [len(ids) for ids in token_ids]
+        new_lens = tuple(map(len, token_ids))
         check_lengths(new_lens, prefix_lens, len(chunks))
-        held = [len(sequence.pages) for sequence in sequences]
-        try:
-            for sequence, new, prefix in zip(sequences, new_lens, prefix_lens, strict=True):
-                kv_cache.extend(sequence, prefix + new)
-            return cls.build(
-                input_ids=torch.cat(token_ids) if token_ids else (),
-                new_lens=new_lens,
-                prefix_lens=prefix_lens,
-                page_table=[sequence.pages for sequence in sequences],
-                kv_cache=kv_cache,
-                sequences=sequences,
-            )
-        except BaseException:
-            for sequence, count in zip(reversed(sequences), reversed(held), strict=True):
-                kv_cache.trim(sequence, count)
-            raise
+        held = [sequence.pages for sequence in sequences]
+        with kv_cache.holders.lock:
+            try:
+                copies = _take_pages(sequences, prefix_lens, new_lens, kv_cache)
+                batch = cls._laid_out(
+                    input_ids_R=torch.cat(token_ids)
+                    if token_ids
+                    else index_tensor((), "input_ids"),
+                    new_lens=new_lens,
+                    prefix_lens=prefix_lens,
+                    pages=_needed(sequences, prefix_lens, new_lens, kv_cache.page_size),
+                    kv_cache=kv_cache,
+                    sequences=sequences,
+                    held_before=tuple(map(len, held)),
+                )
+                kv_cache.copy_pages(copies)
+            except BaseException:
+                for sequence, pages in zip(reversed(sequences), reversed(held), strict=True):
+                    kv_cache.holders.restore(sequence, pages)
+                raise
+        return batch
 
     @classmethod
+    @neutrally("PrefillBatch.build")
     def build(
         cls,
         *,
@@ -136,7 +160,7 @@ class PrefillBatch:
         prefix_lens: Sequence[int] | None = None,
         sequences: tuple[KVSequence, ...] = (),
     ) -> "PrefillBatch":
-        """Check arrays of a flat batch and put them on the device of ``kv_cache``.
+        """Check arrays of a flat batch, copy them, and put them on the device of ``kv_cache``.
 
         Args:
             input_ids: R token ids, request after request.
@@ -144,31 +168,59 @@ class PrefillBatch:
             page_table: page numbers of each request, enough for its prefix and new tokens; slots follow from them.
             kv_cache: gives page size, page numbers and device; nothing is written.
             prefix_lens: cached tokens of each request; default 0.
-            sequences: the requests' page holders, if the caller has them; the page table must be theirs.
+            sequences: the requests' sequences, if the pages are theirs. Without, pages must be reserved in
+                ``kv_cache``, or the cache never have given one to a sequence; a prefix may lie in a sequence's pages.
 
         Raises BatchError, naming the request, when anything does not add up.
         """
         news = integers(new_lens, "new_lens")
         prefixes = (0,) * len(news) if prefix_lens is None else integers(prefix_lens, "prefix_lens")
         check_lengths(news, prefixes, len(page_table))
-        if sequences and len(sequences) != len(news):
-            raise BatchError(f"{len(sequences)} sequences were given for {len(news)} requests")
         input_ids_R = index_tensor(input_ids, "input_ids")
         if sum(news) != len(input_ids_R):
             raise BatchError(
                 f"new lengths add up to {sum(news)} tokens, but there are {len(input_ids_R)} token ids"
             )
-        pages, page_table_BW = pack_page_table(page_table, news, prefixes, kv_cache)
-        check_sequences(sequences, prefixes, pages)
-        new_B = torch.tensor(news, dtype=torch.int64)
-        owners_R = torch.repeat_interleave(torch.arange(len(news)), new_B)
-        skipped_B = torch.tensor(prefixes, dtype=torch.int64) - (new_B.cumsum(0) - new_B)
-        positions_R = torch.arange(len(owners_R)) + skipped_B[owners_R]
+        if sequences and len(sequences) != len(news):
+            raise BatchError(f"{len(sequences)} sequences were given for {len(news)} requests")
+        if sequences:
+            check_sequences(sequences, prefixes, kv_cache)
+        pages = needed_pages(page_table, news, prefixes, kv_cache)
+        check_pages(sequences, pages, prefixes, kv_cache)
+        return cls._laid_out(
+            input_ids_R=input_ids_R,
+            new_lens=news,
+            prefix_lens=prefixes,
+            pages=pages,
+            kv_cache=kv_cache,
+            sequences=sequences,
+        )
+
+    @classmethod
+    def _laid_out(
+        cls,
+        *,
+        input_ids_R: Tensor,
+        new_lens: tuple[int, ...],
+        prefix_lens: tuple[int, ...],
+        pages: tuple[tuple[int, ...], ...],
+        kv_cache: PagedKVCache,
+        sequences: tuple[KVSequence, ...],
+        held_before: tuple[int, ...] = (),
+    ) -> "PrefillBatch":
+        """Derive positions and slots from lengths and pages that have been checked."""
+        page_table_BW = pack_page_table(pages)
+        new_B = torch.tensor(new_lens, dtype=torch.int64, device="cpu")
+        requests_B = torch.arange(len(new_lens), device="cpu")
+        owners_R = torch.repeat_interleave(requests_B, new_B)
+        prefix_B = torch.tensor(prefix_lens, dtype=torch.int64, device="cpu")
+        skipped_B = prefix_B - (new_B.cumsum(0) - new_B)
+        positions_R = torch.arange(len(owners_R), device="cpu") + skipped_B[owners_R]
         slots_R = flat_slots(page_table_BW, owners_R, positions_R, kv_cache.page_size)
         check_slots(slots_R, owners_R)
         return cls(
-            new_lens=news,
-            prefix_lens=prefixes,
+            new_lens=new_lens,
+            prefix_lens=prefix_lens,
             input_ids_R=input_ids_R,
             positions_R=positions_R,
             slot_mapping_R=slots_R,
@@ -177,6 +229,7 @@ class PrefillBatch:
             device=kv_cache.device,
             pages=pages,
             sequences=sequences,
+            held_before=held_before,
         )
 
     @classmethod
@@ -192,15 +245,32 @@ class PrefillBatch:
         return cls(
             new_lens=tuple(new_lens),
             prefix_lens=(prefix_len,) * len(new_lens),
-            input_ids_R=torch.zeros(total, dtype=torch.int64),
-            positions_R=torch.cat(
-                [torch.arange(0), *(torch.arange(prefix_len, prefix_len + n) for n in new_lens)]
+            input_ids_R=torch.zeros(total, dtype=torch.int64, device="cpu"),
+            positions_R=torch.tensor(
+                [position for n in new_lens for position in range(prefix_len, prefix_len + n)],
+                dtype=torch.int64,
+                device="cpu",
             ),
-            slot_mapping_R=torch.zeros(total, dtype=torch.int64),
-            page_table_BW=torch.zeros(len(new_lens), width, dtype=torch.int32),
+            slot_mapping_R=torch.zeros(total, dtype=torch.int64, device="cpu"),
+            page_table_BW=torch.zeros(len(new_lens), width, dtype=torch.int32, device="cpu"),
             kv_cache=kv_cache,
             device=kv_cache.device,
         )
+
+    def give_back(self) -> None:
+        """Return the pages that ``from_chunks`` took for this batch, which must not be run then.
+
+        A sequence that has changed since keeps what it has, and a page that was copied to be written stays its own.
+        """
+        for sequence, pages, before in zip(
+            self.sequences, self.pages, self.held_before, strict=False
+        ):
+            if (
+                len(sequence.pages) == max(before, len(pages))
+                and sequence.pages[: len(pages)] == pages
+            ):
+                needed = -(-sequence.cached // self.page_size)
+                self.kv_cache.trim(sequence, max(before, needed))
 
     @property
     def page_size(self) -> int:
@@ -258,3 +328,32 @@ class PrefillBatch:
         owners = torch.repeat_interleave(requests_B, lens_B, output_size=total)
         positions = torch.arange(total, device=self.device) - self.on_device.cu_kv_lens[owners]
         return flat_slots(self.on_device.page_table_BW, owners, positions, self.page_size)
+
+
+def _take_pages(
+    sequences: tuple[KVSequence, ...],
+    prefix_lens: tuple[int, ...],
+    new_lens: tuple[int, ...],
+    kv_cache: PagedKVCache,
+) -> list[tuple[int, int]]:
+    """Give each sequence pages that it may write; returns which pages are to be copied to which."""
+    holders, size, copies = kv_cache.holders, kv_cache.page_size, []
+    for sequence, prefix, new in zip(sequences, prefix_lens, new_lens, strict=True):
+        kv_cache.extend(sequence, prefix + new)
+        if holders.shared:
+            first, stop = prefix // size, -(-(prefix + new) // size)
+            copies += holders.unshare(sequence, first, stop)
+    return copies
+
+
+def _needed(
+    sequences: tuple[KVSequence, ...],
+    prefix_lens: tuple[int, ...],
+    new_lens: tuple[int, ...],
+    page_size: int,
+) -> tuple[tuple[int, ...], ...]:
+    """Return the pages of each sequence that hold its tokens up to the last new one."""
+    lengths = zip(sequences, prefix_lens, new_lens, strict=True)
+    return tuple(
+        [sequence.pages[: -(-(prefix + new) // page_size)] for sequence, prefix, new in lengths]
+    )

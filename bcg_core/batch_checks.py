@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from bcg_core.errors import BatchError
-from bcg_core.kv_cache import KVSequence, PagedKVCache
+from bcg_core.kv_cache import PagedKVCache
+from bcg_core.kv_sequence import KVSequence
 
 _INDEX_TYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -41,44 +42,94 @@ def integers(values: Sequence[int] | Tensor, what: str) -> tuple[int, ...]:
 
 
 def index_tensor(values: Sequence[int] | Tensor, what: str) -> Tensor:
-    """Return ``values`` as one row of int64; refuses other shapes and anything that is no integer."""
+    """Return ``values`` as one row of int64 that shares no memory; refuses other shapes and what is no integer."""
     if isinstance(values, Tensor):
         if values.dim() != 1 or values.dtype not in _INDEX_TYPES:
             raise BatchError(
                 f"{what} must be one row of integers, not {tuple(values.shape)} of {values.dtype}"
             )
-        return values.to(torch.int64)
+        return values.to(torch.int64, copy=True)
     try:
         # Not torch.tensor, which cuts floats off. By their iterator, bytes are numbers too.
-        row = array("q", values if isinstance(values, list) else iter(values))
+        row = array("q", values if isinstance(values, list | tuple) else iter(values))
     except (TypeError, OverflowError) as error:
         raise BatchError(f"{what} must be one row of integers of 64 bits: {error}") from error
-    return torch.frombuffer(row, dtype=torch.int64) if row else torch.empty(0, dtype=torch.int64)
+    if not row:
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+    return torch.frombuffer(row, dtype=torch.int64)
 
 
 def check_sequences(
     sequences: Sequence[KVSequence],
     prefix_lens: Sequence[int],
-    pages: Sequence[tuple[int, ...]] = (),
+    kv_cache: PagedKVCache,
 ) -> None:
-    """Refuse a sequence that is there twice, a prefix that is not cached, and ``pages`` that are not the sequence's."""
+    """Refuse a sequence that is there twice or of another cache, and a prefix that is not cached."""
     seen: set[KVSequence] = set()
-    for number, (sequence, prefix) in enumerate(zip(sequences, prefix_lens, strict=False)):
+    for number, (sequence, prefix) in enumerate(zip(sequences, prefix_lens, strict=True)):
         if sequence in seen:
             raise BatchError(f"request {number}: its sequence is in the batch twice")
         seen.add(sequence)
+        if not kv_cache.holders.admits(sequence):
+            raise BatchError(
+                f"request {number}: its sequence holds pages of another KV cache than the batch is made for; free it "
+                "there, and prefill it here from its first token"
+            )
         if not 0 <= prefix <= sequence.cached:
             raise BatchError(
                 f"request {number}: a prefix of {prefix} tokens was asked for, {sequence.cached} are cached"
             )
-    for number, (sequence, used) in enumerate(zip(sequences, pages, strict=False)):
-        if not holds(sequence, used):
+
+
+def check_pages(
+    sequences: Sequence[KVSequence],
+    pages: Sequence[tuple[int, ...]],
+    prefix_lens: Sequence[int],
+    kv_cache: PagedKVCache,
+) -> None:
+    """Refuse ``pages`` that are not those of the requests' sequences, and a write to pages that others hold too.
+
+    Without sequences: a write to pages that sequences hold, and pages that a sequence can get any time.
+    """
+    if not sequences:
+        _check_unheld(pages, prefix_lens, kv_cache)
+        return
+    for number, (sequence, used) in enumerate(zip(sequences, pages, strict=True)):
+        if sequence.pages[: len(used)] != used:
             raise BatchError(f"request {number}: its page table is not that of its sequence")
+    shared = kv_cache.holders.shared
+    if not shared:
+        return
+    for number, (used, prefix) in enumerate(zip(pages, prefix_lens, strict=True)):
+        for page in used[prefix // kv_cache.page_size :]:
+            if page in shared:
+                raise BatchError(
+                    f"request {number}: it writes page {page}, which another sequence holds too: "
+                    "PrefillBatch.from_chunks makes a copy of its own"
+                )
 
 
-def holds(sequence: KVSequence, pages: tuple[int, ...]) -> bool:
-    """Tell whether ``pages`` are the first pages of ``sequence``."""
-    return tuple(sequence.pages[: len(pages)]) == pages
+def _check_unheld(
+    pages: Sequence[tuple[int, ...]], prefix_lens: Sequence[int], kv_cache: PagedKVCache
+) -> None:
+    holders = kv_cache.holders
+    if not holders.managed:
+        return
+    for number, (used, prefix) in enumerate(zip(pages, prefix_lens, strict=True)):
+        first_written = prefix // kv_cache.page_size
+        for index_in_table, page in enumerate(used):
+            if page in holders.reserved:
+                continue
+            if not holders.of(page):
+                raise BatchError(
+                    f"request {number}: page {page} is free, so a sequence may get it any time: take it out of the "
+                    "pool with PagedKVCache.reserve, or use PrefillBatch.from_chunks"
+                )
+            if index_in_table >= first_written:
+                raise BatchError(
+                    f"request {number}: it writes page {page}, which a sequence holds: give the sequences to build, or "
+                    "use PrefillBatch.from_chunks"
+                )
 
 
 def check_lengths(new_lens: Sequence[int], prefix_lens: Sequence[int], requests: int) -> None:
@@ -97,13 +148,13 @@ def check_lengths(new_lens: Sequence[int], prefix_lens: Sequence[int], requests:
             raise BatchError(f"request {number}: a prefix of {prefix} tokens is negative")
 
 
-def pack_page_table(
+def needed_pages(
     page_table: Sequence[Sequence[int]],
     new_lens: Sequence[int],
     prefix_lens: Sequence[int],
     kv_cache: PagedKVCache,
-) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
-    """Return the pages that each request needs, and the same as ``[B, W]`` int32, padded with page 0.
+) -> tuple[tuple[int, ...], ...]:
+    """Return the pages that each request needs.
 
     Refuses requests whose pages are too few, not among those of the cache, or there twice.
     """
@@ -122,9 +173,15 @@ def pack_page_table(
         row = tuple(listed[:need].tolist() if isinstance(given, Tensor) else given[:need])
         _check_pages(number, row, kv_cache)
         rows.append(row)
-    width = max(map(len, rows), default=0)
-    padded = [[*row, *[0] * (width - len(row))] for row in rows]
-    return tuple(rows), torch.tensor(padded, dtype=torch.int32).reshape(len(rows), width)
+    return tuple(rows)
+
+
+def pack_page_table(pages: Sequence[tuple[int, ...]]) -> Tensor:
+    """Return ``pages`` of each request as ``[B, W]`` int32, padded with page 0."""
+    width = max(map(len, pages), default=0)
+    padded = [[*row, *[0] * (width - len(row))] for row in pages]
+    table_BW = torch.tensor(padded, dtype=torch.int32, device="cpu")
+    return table_BW.reshape(len(pages), width)
 
 
 def _check_pages(number: int, pages: Sequence[int], kv_cache: PagedKVCache) -> None:

@@ -5,14 +5,17 @@ recording does not compute, results have fixed addresses, Python does not run at
 is no fast path.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
 import torch
 
-from bcg_core.cpu_recorder import CPURecorder, CPUSegment, HostReadGuard
-from bcg_core.engine import SegmentEngine
+from bcg_core.cpu_functions import FunctionGuard
+from bcg_core.cpu_generators import GeneratorGuard
+from bcg_core.cpu_recorder import CPURecorder
+from bcg_core.cpu_segment import CPUSegment
+from bcg_core.engine import SegmentEngine, refuse_inside_capture
 
 
 class CPUSegmentEngine(SegmentEngine):
@@ -23,12 +26,28 @@ class CPUSegmentEngine(SegmentEngine):
     memory, bit-equal to running them eagerly. Segments keep all their intermediate tensors; a CUDA pool would reuse
     that memory.
 
+    What a segment uses is pinned to the memory and the geometry that it had at capture. A tensor that is given other
+    memory since (``w.data = new``, ``module.half()``, ``swap_tensors``) is not followed, as a CUDA graph follows none.
+    The old memory is kept alive here; on CUDA it would be free.
+
+    Replays draw new random numbers. Seeding inside a segment is refused, and so is a generator that is not in
+    ``generators``.
+
     Not refused, though a CUDA capture refuses it, because every tensor lives on the CPU: naming the CPU in a copy
-    (``x.to("cpu")``, ``host.copy_(x)``), and naming the device for a number (``torch.tensor(3.0, device=x.device)``).
-    Without a device, a number is a constant that lies on the host on both; only here may it not be read back.
+    (``x.to("cpu")``, ``host.copy_(x)``), and naming the device by a string for a number (``torch.tensor(3.0,
+    device="cpu")``). Without a device, a number is a constant that lies on the host on both; only here may it not be
+    read back. Refused, though CUDA captures it: ``resize_``, ``set_`` and copies of tensor objects, outputs of the
+    wrong shape, sparse tensors, and host data that becomes a tensor on the host.
+
+    Args:
+        generators: random generators besides torch's default one that segments draw from.
+
+    Raises ValueError for a generator of another device, NestedCaptureError inside a capture.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, generators: Iterable[torch.Generator] = ()) -> None:
+        refuse_inside_capture()
+        self._generators = GeneratorGuard(generators)
         self._recorder: CPURecorder | None = None
         self._segments: WeakSet[CPUSegment] = WeakSet()
 
@@ -45,8 +64,8 @@ class CPUSegmentEngine(SegmentEngine):
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """Stand ready to intercept operations; they pass through outside ``begin`` and ``end``."""
-        recorder = CPURecorder()
-        with recorder, HostReadGuard(recorder):
+        recorder = CPURecorder(self._generators)
+        with recorder, FunctionGuard(recorder):
             self._recorder = recorder
             try:
                 yield

@@ -9,7 +9,7 @@ import torch
 from bcg_core.capture_advice import advise
 from bcg_core.cuda_process import Pool, capture_turn, give_up, shared_streams
 from bcg_core.empty_graphs import warnings_of_empty_graphs
-from bcg_core.engine import Segment, SegmentEngine
+from bcg_core.engine import Segment, SegmentEngine, refuse_inside_capture
 from bcg_core.errors import NestedCaptureError
 from bcg_core.garbage import no_garbage_collection
 from bcg_core.notes import add_note
@@ -51,7 +51,8 @@ class CUDASegmentEngine(SegmentEngine):
                 "device 'cuda' asked for, but torch sees no GPU: install a CUDA build of torch and a driver, "
                 "or use device 'cpu' for the emulator"
             )
-        _refuse_inside_capture("an engine cannot be made")
+        refuse_inside_capture()
+        _refuse_on_capturing_stream("an engine cannot be made")
         device = torch.device(device)
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
@@ -88,7 +89,7 @@ class CUDASegmentEngine(SegmentEngine):
         Holds garbage collection off. The caller's stream is ordered after it: breaks ran there. What CUDA raises inside
         gets a note of what to do about it. Raises NestedCaptureError where somebody else's capture is under way.
         """
-        _refuse_inside_capture("a capture cannot be started")
+        _refuse_on_capturing_stream("a capture cannot be started")
         with capture_turn():
             caller = torch.cuda.current_stream(self._device)
             torch.cuda.synchronize(self._device)
@@ -163,7 +164,7 @@ class EmptySegment:
         """Do nothing."""
 
 
-def _refuse_inside_capture(what: str) -> None:
+def _refuse_on_capturing_stream(what: str) -> None:
     """Refuse ``what`` while the current stream captures, into whosever graph."""
     if torch.cuda.is_current_stream_capturing():
         raise NestedCaptureError(

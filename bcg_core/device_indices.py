@@ -34,9 +34,9 @@ class DeviceIndices:
     def of(cls, batch: "PrefillBatch") -> "DeviceIndices":
         """Copy the index arrays of ``batch`` to its device, in the order of the current stream, without waiting."""
         host = [
-            torch.tensor(batch.cu_new_lens, dtype=torch.int32),
-            torch.tensor(batch.cu_kv_lens, dtype=torch.int32),
-            torch.tensor(batch.kv_lens, dtype=torch.int32),
+            torch.tensor(batch.cu_new_lens, dtype=torch.int32, device="cpu"),
+            torch.tensor(batch.cu_kv_lens, dtype=torch.int32, device="cpu"),
+            torch.tensor(batch.kv_lens, dtype=torch.int32, device="cpu"),
             batch.page_table_BW.flatten(),
         ]
         packed = torch.cat([_aligned(part) for part in host]).to(batch.device, non_blocking=True)

@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 import torch
 
+from bcg_core.breaks import active_recorder
+from bcg_core.errors import NestedCaptureError
+
 
 class Segment(Protocol):
     """A recorded stretch of device work with fixed addresses."""
@@ -19,7 +22,12 @@ class SegmentEngine(Protocol):
 
     Engines hold what all captures share: the memory pool and the capture stream. Use one engine for all graphs of a
     runner, capture from the largest bucket to the smallest, and replay one graph at a time.
+
+    Attributes:
+        busy: the capture or replay that uses the engine's memory right now, in words; None while none does.
     """
+
+    busy: str | None = None
 
     @property
     def device(self) -> torch.device:
@@ -55,11 +63,24 @@ class SegmentEngine(Protocol):
         """Return the device bytes that recorded segments hold."""
 
 
+def refuse_inside_capture() -> None:
+    """Raise NestedCaptureError inside a capture; for whatever makes an engine.
+
+    On a GPU an engine makes an empty capture of its own, which a stream that is being captured does not allow.
+    """
+    if active_recorder.get() is not None:
+        raise NestedCaptureError(
+            "an engine cannot be made inside a capture, be it in a segment or in a break: make it before"
+        )
+
+
 def engine_for(device: torch.device | str) -> SegmentEngine:
     """Return a new engine for ``device``: CUDA graphs on ``cuda``, the emulator on ``cpu``.
 
-    Raises ValueError for any other device type, and for ``cuda`` where torch sees no GPU.
+    Raises ValueError for any other device type, and for ``cuda`` where torch sees no GPU; NestedCaptureError inside a
+    capture.
     """
+    refuse_inside_capture()
     device = torch.device(device)
     if device.type == "cpu":
         from bcg_core.cpu_engine import CPUSegmentEngine

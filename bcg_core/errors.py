@@ -17,6 +17,7 @@
     │   ├── BackendOptionError             the backend does not take that option (TypeError)
     │   ├── UnsupportedSpecError           the backend cannot serve this shape, dtype or page size
     │   └── BackendContractError           the backend broke the protocol during a forward
+    ├── AmbientStateError (RuntimeError)   torch is in a state that would change what is recorded or replayed
     ├── CheckpointError (ValueError)       weights or configuration that cannot be loaded
     └── DebugError (RuntimeError)          what a tool of bcg_core.debug found; only raised where one is on
         ├── StaleTensorError               a tensor that a segment reads was replaced, moved or freed
@@ -30,6 +31,9 @@ An exception raised by user code (a break, a model, a backend) reaches the calle
 note that says where it happened.
 """
 
+import pickle
+from typing import Any
+
 PASSED_ON = (KeyboardInterrupt, GeneratorExit)
 """What ends a run or a generator, whoever's code it meets.
 
@@ -39,7 +43,31 @@ skips of pytest.
 
 
 class BcgError(Exception):
-    """Be the base of every error this project raises on purpose."""
+    """Be the base of every error this project raises on purpose.
+
+    It can be pickled and copied with its attributes and notes, whatever arguments a subclass takes: so a worker's
+    failure reaches the process that waits for it. The cause comes along where it can be pickled itself.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make this error again, without calling ``__init__``."""
+        state = self.__dict__.copy()
+        if self.__cause__ is not None and _can_be_pickled(self.__cause__):
+            state["__cause__"] = self.__cause__
+        return _bare, (type(self), self.args), state
+
+
+def _bare(kind: type[BcgError], args: tuple[Any, ...]) -> BcgError:
+    return kind.__new__(kind, *args)
+
+
+def _can_be_pickled(error: BaseException) -> bool:
+    # Whatever class it is: many raise only when they are read, and not always the same.
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True
 
 
 class CaptureError(BcgError, RuntimeError):
@@ -114,6 +142,10 @@ class UnsupportedSpecError(BackendError):
 
 class BackendContractError(BackendError):
     """Report a backend that broke the protocol during a forward."""
+
+
+class AmbientStateError(BcgError, RuntimeError):
+    """Report a call under a mode or setting of torch that would leak into what is recorded or replayed."""
 
 
 class CheckpointError(BcgError, ValueError):

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from contextvars import Token
 from types import TracebackType
 from typing import Any
 
+import torch
+
+from bcg_core.ambient import Ambient, neutral, without_autocast_cache
 from bcg_core.arguments import frozen_call
-from bcg_core.breaks import BreakRecorder, active_recorder
+from bcg_core.breaks import BreakRecorder, active_recorder, is_capturing
+from bcg_core.compilation import refuse_compilation, uncompiled, untraced
 from bcg_core.current_device import on_device
-from bcg_core.engine import Segment, SegmentEngine
+from bcg_core.engine import Segment, SegmentEngine, engine_for
 from bcg_core.errors import CaptureError, NestedCaptureError
+from bcg_core.modes import refuse_modes
 from bcg_core.notes import add_note, noting
 from bcg_core.outputs import FrozenOutput
 
@@ -42,19 +46,30 @@ class BreakableCUDAGraph:
 
     Fill it with ``BreakableCUDAGraphCapture``. Replays run on the caller's current stream of the engine's device, which
     is the current device of every break, as at capture. They do not synchronise, and must not overlap with replays of
-    another graph of the same engine, as both use the engine's memory pool.
+    another graph of the same engine, as both use the engine's memory pool. In a break another graph may be replayed, if
+    it has an engine of its own.
+
+    Args:
+        engine: what records the segments; default is one made when it is first needed, for the current CUDA device, or
+            for the CPU where torch sees no GPU.
 
     Attributes:
-        engine: what records the segments.
         segments: recorded segments; one more than breaks once captured.
         breaks: recorded breaks.
     """
 
-    def __init__(self, engine: SegmentEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: SegmentEngine | None = None) -> None:
+        self._engine = engine
         self.segments: tuple[Segment, ...] = ()
         self.breaks: tuple[RecordedBreak, ...] = ()
         self._steps: tuple[Callable[[], None], ...] = ()
+
+    @property
+    def engine(self) -> SegmentEngine:
+        """Return what records the segments; makes it at the first call, unless one was given."""
+        if self._engine is None:
+            self._engine = engine_for("cuda" if torch.cuda.is_available() else "cpu")
+        return self._engine
 
     @property
     def captured(self) -> bool:
@@ -69,23 +84,36 @@ class BreakableCUDAGraph:
             steps += [recorded.replay, segment.replay]
         self._steps = tuple(steps)
 
+    @uncompiled
     def replay(self) -> None:
         """Run all segments and breaks in order, while the engine's device is the current one.
 
         Raises CaptureError before anything was captured, NestedCaptureError inside a capture, and whatever a break
         raises; after that the graph can be replayed again.
         """
-        with on_device(self.engine.device):
+        with on_device(self.engine.device), neutral("BreakableCUDAGraph.replay"):
             self.replay_here()
 
     def replay_here(self) -> None:
         """Do what ``replay`` does where the engine's device is the current one already, as it is in a prefill."""
         if not self._steps:
             raise CaptureError("nothing to replay: capture into this graph first")
-        if active_recorder.get() is not None:
-            raise NestedCaptureError("a graph cannot be replayed inside a capture")
-        for step in self._steps:
-            step()
+        if is_capturing():
+            raise NestedCaptureError(
+                "a graph cannot be replayed inside a segment of a capture: replay it in a break, eager_on_graph(replay)"
+            )
+        engine = self.engine
+        if engine.busy is not None:
+            raise NestedCaptureError(
+                f"a graph cannot be replayed during {engine.busy} of the same engine, whose memory it uses, too: capture "
+                "it with an engine of its own"
+            )
+        engine.busy = "a replay"
+        try:
+            for step in self._steps:
+                step()
+        finally:
+            engine.busy = None
 
     def reset(self) -> None:
         """Drop everything recorded, so that memory is freed and the graph can be captured anew."""
@@ -115,20 +143,29 @@ class BreakableCUDAGraphCapture(BreakRecorder):
         self._in_break = False
         self._failure: BaseException | None = None
         self._stack = ExitStack()
-        self._token: Token[BreakRecorder | None] | None = None
 
+    @property
+    def in_break(self) -> bool:
+        """Tell whether a break runs right now, so that nothing is recorded."""
+        return self._in_break
+
+    @untraced
     def __enter__(self) -> BreakableCUDAGraph:
         """Begin the first segment."""
         if active_recorder.get() is not None:
             raise NestedCaptureError(
                 "a capture cannot be started inside a capture: finish the outer one first"
             )
+        refuse_compilation("a capture")
+        refuse_modes("a capture")
         if self.graph.captured:
             raise CaptureError("this graph is captured already: call reset() first")
         with ExitStack() as stack:
             stack.enter_context(self._engine.capturing())
-            self._token = active_recorder.set(self)
-            stack.callback(self._leave)
+            stack.enter_context(without_autocast_cache())
+            stack.callback(self._leave, self._engine.busy)
+            active_recorder.set(self)
+            self._engine.busy = "a capture"
             stack.callback(self._engine.abort)
             self._engine.begin()
             self._stack = stack.pop_all()
@@ -156,10 +193,9 @@ class BreakableCUDAGraphCapture(BreakRecorder):
                 segments.append(self._engine.end())
         self.graph.publish(segments, breaks)
 
-    def _leave(self) -> None:
-        if self._token is not None:
-            active_recorder.reset(self._token)
-            self._token = None
+    def _leave(self, busy: str | None) -> None:
+        active_recorder.set(None)
+        self._engine.busy = busy
 
     def record_break(
         self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -182,6 +218,7 @@ class BreakableCUDAGraphCapture(BreakRecorder):
         try:
             with self._blaming(f"break {index} ({name})"):
                 call = self._engine.around_break(index, name, frozen_call(fn, args, kwargs))
+                call = Ambient.now().around(call)
                 recorded = RecordedBreak(index, name, call, result := call())
         finally:
             self._in_break = False

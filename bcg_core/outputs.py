@@ -1,24 +1,32 @@
 """What a break returned at capture, and how later results are put in its place."""
 
+from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from bcg_core.errors import BreakOutputError
+from bcg_core.result_parts import equal, is_plain, not_writable, overlap, parts_of
 
 
 class FrozenOutput:
     """Keep the result of a break as it was at capture: the next segment has its addresses recorded.
 
-    Tensors are held strongly, in any nesting of tuples, lists and dicts.
+    Tensors are held strongly, in any nesting of tuples, lists, dicts and dataclasses.
+
+    Raises BreakOutputError for what later results cannot be put in place of: objects, whose attributes nobody looks at
+    again, tensors that are not what their memory holds, and tensors that overlap.
     """
 
     def __init__(self, name: str, result: Any) -> None:
         self._name = name
         self._is_none = result is None
-        self._leaves, self._structure = pytree.tree_flatten(result)
+        self._result = self._kept(result)
+        self._twins = self._same_pairs(
+            [leaf for leaf, _ in self._pairs(self._result, self._result)]
+        )
 
     def accept(self, result: Any) -> None:
         """Copy the tensors of ``result`` to the captured addresses; those that are there already stay.
@@ -28,16 +36,11 @@ class FrozenOutput:
         """
         if result is None and self._is_none:
             return
-        leaves, structure = pytree.tree_flatten(result)
-        if structure != self._structure:
-            raise self._difference("structure", self._structure, structure)
-        for captured, new in zip(self._leaves, leaves, strict=True):
-            self._check(captured, new)
-        moves = [
-            (captured, new)
-            for captured, new in zip(self._leaves, leaves, strict=True)
-            if isinstance(captured, Tensor) and not _same_memory(captured, new)
-        ]
+        pairs = list(self._pairs(self._result, result))
+        for one, other in self._twins:
+            if not _same_memory(pairs[one][1], pairs[other][1]):
+                raise self._difference("structure", "one tensor twice", "two tensors")
+        moves = [(captured, new) for captured, new in pairs if not _same_memory(captured, new)]
         written = {captured.untyped_storage().data_ptr() for captured, _ in moves}
         # Captured tensors may be inference tensors, whatever the mode is now.
         with torch.inference_mode():
@@ -49,16 +52,53 @@ class FrozenOutput:
             for (captured, _), source in zip(moves, sources, strict=True):
                 captured.copy_(source)
 
-    def _check(self, captured: Any, new: Any) -> None:
-        if not isinstance(captured, Tensor):
-            if isinstance(new, Tensor) or (captured is not new and captured != new):
-                raise self._difference("value", captured, new)
-            return
-        if not isinstance(new, Tensor):
+    def _kept(self, value: Any) -> Any:
+        """Return ``value`` with containers of our own, which nobody changes."""
+        if isinstance(value, Tensor):
+            if (reason := not_writable(value)) is not None:
+                raise self._refusal(reason)
+            return value
+        if is_plain(value):
+            return value
+        parts = parts_of(value)
+        if parts is None:
+            raise self._refusal(
+                f"an object of {type(value).__module__}.{type(value).__qualname__}, whose later state no segment "
+                "would see: return tensors, numbers, text, and tuples, lists, dicts or dataclasses of them"
+            )
+        return _Container(type(value), {key: self._kept(part) for key, part in parts.items()})
+
+    def _same_pairs(self, tensors: list[Tensor]) -> list[tuple[int, int]]:
+        """Return which of the tensors are the same memory; refuses those that overlap in part."""
+        same = []
+        for (i, one), (j, other) in combinations(enumerate(tensors), 2):
+            if _same_memory(one, other):
+                same.append((i, j))
+            elif overlap(one, other):
+                raise self._refusal(
+                    f"two tensors that share some of their memory (results {i} and {j}): clone one of them"
+                )
+        return same
+
+    def _pairs(self, captured: Any, new: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield captured tensors with new ones; raises for whatever differs otherwise."""
+        if isinstance(captured, _Container):
+            parts = new.parts if isinstance(new, _Container) else parts_of(new)
+            kind = new.kind if isinstance(new, _Container) else type(new)
+            if kind is not captured.kind or parts is None or parts.keys() != captured.parts.keys():
+                raise self._difference("structure", captured, _outline(new))
+            for key, part in captured.parts.items():
+                yield from self._pairs(part, parts[key])
+        elif not isinstance(captured, Tensor):
+            if not is_plain(new) or not equal(captured, new):
+                raise self._difference("value", captured, _outline(new))
+        elif not isinstance(new, Tensor):
             raise self._difference("type", "a tensor", type(new).__name__)
-        for what in ("shape", "dtype", "device"):
-            if getattr(captured, what) != getattr(new, what):
-                raise self._difference(what, getattr(captured, what), getattr(new, what))
+        else:
+            for what in ("shape", "dtype", "device", "layout"):
+                if getattr(captured, what) != getattr(new, what):
+                    raise self._difference(what, getattr(captured, what), getattr(new, what))
+            yield captured, new
 
     def _difference(self, what: str, captured: Any, new: Any) -> BreakOutputError:
         return BreakOutputError(
@@ -66,6 +106,36 @@ class FrozenOutput:
             "The segment after it reads what was captured; return the same kind of result for every batch"
         )
 
+    def _refusal(self, reason: str) -> BreakOutputError:
+        return BreakOutputError(
+            f"break {self._name!r} returned at capture what no replay could put back: {reason}"
+        )
+
+
+class _Container:
+    """Keep the kind and the parts of a container as it was."""
+
+    def __init__(self, kind: type, parts: dict[Any, Any]) -> None:
+        self.kind = kind
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        return f"{self.kind.__name__} of {list(self.parts)}"
+
+
+def _outline(value: Any) -> str:
+    """Describe a result without its elements, which may be on a device or many."""
+    if is_plain(value):
+        return str(value)
+    parts = parts_of(value)
+    return f"{type(value).__name__}" + ("" if parts is None else f" of {list(parts)}")
+
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.data_ptr() == b.data_ptr() and a.stride() == b.stride())
+    return a is b or (
+        a.data_ptr() == b.data_ptr()
+        and a.stride() == b.stride()
+        and a.shape == b.shape
+        and a.is_conj() == b.is_conj()
+        and a.is_neg() == b.is_neg()
+    )

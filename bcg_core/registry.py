@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bcg_core.ambient import neutrally
 from bcg_core.backend import AttentionBackend, Capabilities
 from bcg_core.current_device import on_device
 from bcg_core.errors import (
@@ -90,6 +91,7 @@ class BackendRegistry:
             )
         return loaded
 
+    @neutrally("BackendRegistry.create")
     def create(
         self,
         name: str,
@@ -108,6 +110,7 @@ class BackendRegistry:
         return _create(name, self.load(name), spec, limits, device, options)
 
 
+@neutrally("create_backend")
 def create_backend(
     backend: type[AttentionBackend],
     spec: AttentionSpec,

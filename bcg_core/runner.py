@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bcg_core.ambient import neutral, neutrally
 from bcg_core.backend import AttentionBackend, Metadata
 from bcg_core.batch import PrefillBatch
 from bcg_core.buckets import Admission, TokenBuckets
@@ -24,6 +25,8 @@ from bcg_core.kept_backends import KeptBackends, recipe_of
 from bcg_core.kv_cache import PagedKVCache
 from bcg_core.model import PrefillModel
 from bcg_core.notes import add_note, noting
+from bcg_core.precision import check_matmul_precision, matmul_precision
+from bcg_core.prefilling import clear_tails, prefilling
 from bcg_core.prepared import PreparedBackends
 from bcg_core.registry import BackendRegistry
 from bcg_core.results import (
@@ -95,6 +98,7 @@ class PrefillRunner:
         stats: counts of replays, of eager prefills with their reasons, and of failures.
     """
 
+    @neutrally("PrefillRunner")
     def __init__(
         self,
         model: PrefillModel,
@@ -138,6 +142,7 @@ class PrefillRunner:
         self._kept = KeptBackends(keep_backends)
         self._full_metadata: dict[int, Metadata] = {}
         self._held_bytes = 0
+        self._precision: tuple[Any, ...] = ()
         with on_device(kv_cache.device):
             self.workspace = Workspace(model.spec, self.buckets[-1])
             recipe = _recipe(backend, backend_options or {})
@@ -154,6 +159,7 @@ class PrefillRunner:
         return self._kept.latest()
 
     @in_turn
+    @neutrally("use_backend")
     def use_backend(self, /, backend: AttentionBackend | str, **options: Any) -> AttentionBackend:
         """Switch to ``backend`` for the calls that follow, and return it; captured segments stay as they are.
 
@@ -198,6 +204,7 @@ class PrefillRunner:
         return BackendRegistry().create(backend, spec, self.limits, self.kv_cache.device, **options)
 
     @in_turn
+    @neutrally("capture")
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
         """Warm up, then capture every bucket from the largest to the smallest.
@@ -219,6 +226,7 @@ class PrefillRunner:
 
     def _capture_all(self, sizes: list[int], report: Progress) -> CaptureReport:
         started = perf_counter()
+        self._precision = matmul_precision(self.kv_cache.device)
         failed: dict[int, str] = {}
         if self.full_graph:
             self._full_metadata = self._prepared.add_full_graphs(
@@ -300,16 +308,19 @@ class PrefillRunner:
         """Run the new tokens of ``batch`` through the model, filling their KV slots.
 
         All work is queued on the current stream of the KV cache's device; nothing synchronises. On success the batch's
-        sequences count the new tokens as cached; after an exception they do not, and the runner can be used again.
+        sequences count the new tokens as cached; after an exception they count their prefixes alone, and the runner can
+        be used again.
 
         Args:
             batch: made for this runner's KV cache.
             mode: how to execute, as a Mode or its value.
             sample: maps logits ``[B, V]`` to tokens ``[B]``.
 
-        Raises BatchError, naming the request, for tokens or lengths that the model or the cache cannot hold and for a
-        sequence that changed since the batch was made, and for a batch beyond the buckets that there is no memory for;
-        RunnerBusyError during another call; NestedCaptureError inside a capture; ValueError for no mode.
+        Raises BatchError, naming the request, for tokens or lengths that the model or the cache cannot hold, for a
+        sequence that changed since the batch was made, at the end for one that was freed, trimmed or rewound meanwhile,
+        and for a batch beyond the buckets that there is no memory for; a batch that is refused before it runs gives
+        back the pages it took. RunnerBusyError during another call, AmbientStateError under a mode of the caller,
+        NestedCaptureError inside a capture; ValueError for no mode.
         """
         forwards = self.context.forwards
         try:
@@ -324,21 +335,27 @@ class PrefillRunner:
         self, batch: PrefillBatch, mode: Mode | str, sample: Callable[[Tensor], Tensor]
     ) -> PrefillResult:
         mode = as_mode(mode)
-        check_batch(batch, self.kv_cache, self.model.spec, self.limits)
-        admission = self._admission(batch, mode)
-        padded = self._padded(batch, mode, admission)
-        workspace = self.workspace
-        with on_device(self.kv_cache.device):
-            if padded > workspace.max_tokens:
-                workspace = self._larger_workspace(padded)
-            # Ahead of the forward: a copy from ordinary host memory may wait for what is queued before it.
-            last_B = batch.on_device.cu_new_lens[1:] - 1
-            if batch.num_requests:
-                self._forward(batch, workspace, padded, admission)
-            hidden_RD = workspace.hidden_MD[: batch.num_tokens]
-            last_BD = hidden_RD.index_select(0, last_B)
-            logits_BV = self.model.compute_logits(last_BD)
-            next_tokens_B = sample(logits_BV)
+        device = self.kv_cache.device
+        with on_device(device):
+            with neutral("prefill"):
+                check_batch(batch, self.kv_cache, self.model.spec, self.limits)
+                admission = self._admission(batch, mode)
+                if admission.bucket is not None:
+                    check_matmul_precision(self._precision, device)
+                padded = self._padded(batch, mode, admission)
+                workspace = self.workspace
+                if padded > workspace.max_tokens:
+                    workspace = self._larger_workspace(padded)
+            with prefilling(batch):
+                with neutral("prefill"):
+                    # Ahead of the forward: a copy from ordinary host memory may wait for what is queued before it.
+                    last_B = batch.on_device.cu_new_lens[1:] - 1
+                    if batch.num_requests:
+                        self._forward(batch, workspace, padded, admission)
+                    hidden_RD = workspace.hidden_MD[: batch.num_tokens]
+                    last_BD = hidden_RD.index_select(0, last_B)
+                    logits_BV = self.model.compute_logits(last_BD)
+                next_tokens_B = sample(logits_BV)  # the caller's, as the caller left torch
         result = PrefillResult(
             hidden_RD=hidden_RD,
             logits_BV=logits_BV,
@@ -347,8 +364,6 @@ class PrefillRunner:
             padded_tokens=padded,
         )
         self._count(mode, admission)
-        for sequence, length in zip(batch.sequences, batch.kv_lens, strict=False):
-            sequence.cached = length
         return result
 
     def _larger_workspace(self, tokens: int) -> Workspace:
@@ -384,6 +399,8 @@ class PrefillRunner:
     def _forward(
         self, batch: PrefillBatch, workspace: Workspace, padded: int, admission: Admission
     ) -> None:
+        if not self._backend.capabilities.ignores_foreign_nan:
+            clear_tails(batch)
         inputs = workspace.inputs(padded)
         workspace.load(batch, inputs)
         metadata = self._prepare(batch, admission)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bcg_core.batch import PrefillBatch
-from bcg_core.batch_checks import holds
+from bcg_core.batch_checks import check_pages
 from bcg_core.breaks import active_recorder
 from bcg_core.engine import SegmentEngine
 from bcg_core.errors import BatchError, KVCacheError, NestedCaptureError
@@ -69,7 +69,10 @@ def as_mode(mode: Mode | str) -> Mode:
 def check_batch(
     batch: PrefillBatch, kv_cache: PagedKVCache, spec: ModelSpec, limits: BackendLimits
 ) -> None:
-    """Refuse a batch that was made for another cache or sequences as they were, or that does not fit the model."""
+    """Refuse a batch that was made for another cache or sequences as they were, or that does not fit the model.
+
+    What does not fit gives back the pages that it took.
+    """
     if batch.kv_cache is not kv_cache or batch.device != kv_cache.device:
         made_for = batch.kv_cache
         raise BatchError(
@@ -77,12 +80,21 @@ def check_batch(
             f"{batch.device}; this runner's cache has {kv_cache.num_pages} of {kv_cache.page_size} on "
             f"{kv_cache.device}"
         )
+    try:
+        _check_fit(batch, spec, limits)
+    except BatchError:
+        batch.give_back()
+        raise
+
+
+def _check_fit(batch: PrefillBatch, spec: ModelSpec, limits: BackendLimits) -> None:
     if batch.num_requests > limits.max_requests:
         raise BatchError(
             f"{batch.num_requests} requests, at most {limits.max_requests} fit: "
             "split the batch, or raise max_requests"
         )
-    _check_sequences(batch)
+    check_unchanged(batch)
+    check_pages(batch.sequences, batch.pages, batch.prefix_lens, batch.kv_cache)
     for number, length in enumerate(batch.kv_lens):
         if length > spec.max_positions:
             raise BatchError(
@@ -97,12 +109,12 @@ def check_batch(
         )
 
 
-def _check_sequences(batch: PrefillBatch) -> None:
-    if not batch.sequences:
-        return
-    held = zip(batch.sequences, batch.prefix_lens, batch.pages, strict=True)
-    for number, (sequence, prefix, pages) in enumerate(held):
-        if prefix > sequence.cached or not holds(sequence, pages):
+def check_unchanged(batch: PrefillBatch) -> None:
+    """Refuse a batch whose sequences are not what they were when it was made."""
+    for number, (sequence, prefix, pages) in enumerate(
+        zip(batch.sequences, batch.prefix_lens, batch.pages, strict=False)
+    ):
+        if prefix > sequence.cached or sequence.pages[: len(pages)] != pages:
             raise BatchError(
                 f"request {number}: made before its sequence changed; build the batch again"
             )

@@ -7,6 +7,7 @@ from functools import wraps
 from threading import get_ident
 from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
+from bcg_core.compilation import uncompiled
 from bcg_core.errors import RunnerBusyError
 from bcg_core.runner_checks import check_not_capturing
 
@@ -87,7 +88,7 @@ def in_turn(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._turns.run(name, method, self, *args, **kwargs)
 
-    return run
+    return uncompiled(run)
 
 
 def _thread(ident: int) -> str:

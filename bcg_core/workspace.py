@@ -65,7 +65,7 @@ class Workspace:
 
     def load(self, batch: PrefillBatch, inputs: StaticInputs) -> None:
         """Copy the batch's indices into ``inputs`` in one transfer; padded rows become token 0 at slot 0."""
-        host = torch.zeros(3, inputs.input_ids_T.shape[0], dtype=torch.int64)
+        host = torch.zeros(3, inputs.input_ids_T.shape[0], dtype=torch.int64, device="cpu")
         real = batch.num_tokens
         host[0, :real] = batch.input_ids_R
         host[1, :real] = batch.positions_R

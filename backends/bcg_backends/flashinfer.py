@@ -50,13 +50,16 @@ class PlanArrays:
     @classmethod
     def of(cls, batch: PrefillBatch) -> "PlanArrays":
         """Lay out the pages of ``batch`` as FlashInfer wants them."""
-        kv_lens_B = torch.tensor(batch.kv_lens, dtype=torch.int32)
+        kv_lens_B = torch.tensor(batch.kv_lens, dtype=torch.int32, device="cpu")
         counts_B = (kv_lens_B + batch.page_size - 1) // batch.page_size
-        used_BW = torch.arange(batch.page_table_BW.shape[1]) < counts_B[:, None]
+        used_BW = torch.arange(batch.page_table_BW.shape[1], device="cpu") < counts_B[:, None]
         return cls(
-            new_indptr=torch.tensor(batch.cu_new_lens, dtype=torch.int32),
+            new_indptr=torch.tensor(batch.cu_new_lens, dtype=torch.int32, device="cpu"),
             page_indptr=torch.cat(
-                [torch.zeros(1, dtype=torch.int32), counts_B.cumsum(0, dtype=torch.int32)]
+                [
+                    torch.zeros(1, dtype=torch.int32, device="cpu"),
+                    counts_B.cumsum(0, dtype=torch.int32),
+                ]
             ),
             pages=batch.page_table_BW[used_BW].to(batch.device),
             last_page_lens=kv_lens_B - (counts_B - 1) * batch.page_size,

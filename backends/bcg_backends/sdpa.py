@@ -6,7 +6,7 @@ Needs nothing but torch and runs on CPU and CUDA, so it is the backend that is a
 number of requests.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -42,9 +42,10 @@ class SDPABackend(AttentionBackend):
     """Serve any head layout on CPU and CUDA with torch alone.
 
     ``is_causal`` aligns the mask top-left, which is wrong behind a prefix; requests with one use torch's lower-right
-    causal bias instead. On CUDA the kernel is pinned: cuDNN, torch's default on recent GPUs, plans anew for every
-    length, and the math fallback materialises all logits. 16-bit types use the flash kernel; float32 has only the
-    memory-efficient one, which knows no grouped heads, so keys and values are repeated for it.
+    causal bias instead. The kernel is pinned, whatever ``sdpa_kernel`` the caller is in. On CUDA also because cuDNN,
+    torch's default on recent GPUs, plans anew for every length, and the math fallback materialises all logits: 16-bit
+    types use the flash kernel; float32 has only the memory-efficient one, which knows no grouped heads, so keys and
+    values are repeated for it.
     """
 
     name = "sdpa"
@@ -105,7 +106,7 @@ class SDPABackend(AttentionBackend):
 
     def _kernel(self) -> AbstractContextManager[Any]:
         if self.device.type != "cuda":
-            return nullcontext()
+            return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
         if self._repeats_kv:
             return sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)
         return sdpa_kernel(SDPBackend.FLASH_ATTENTION)

@@ -114,7 +114,10 @@ class Trial:
             device=device,
         )
         self.kv_cache = PagedKVCache(model, num_pages=sum(pages) + 1, page_size=spec.page_size)
-        sequences = [KVSequence(cached=shape.prefix_len) for _ in pages]
+        sequences = [KVSequence() for _ in pages]
+        for sequence in sequences:
+            self.kv_cache.extend(sequence, shape.prefix_len)
+            self.kv_cache.mark_written(sequence, shape.prefix_len)
         self.batch = PrefillBatch.from_chunks(
             [
                 Chunk(token_ids=[0] * new, sequence=sequence)

@@ -85,12 +85,12 @@ class VarlenBuffers:
     def load(self, batch: PrefillBatch, source: KeySource) -> VarlenMetadata:
         """Put the indices of ``batch`` into the buffers, and return views of the live requests."""
         count = batch.num_requests
-        host = torch.zeros(self._counts.shape, dtype=torch.int32)
+        host = torch.zeros(self._counts.shape, dtype=torch.int32, device="cpu")
         host[0] = batch.num_tokens
         host[1] = batch.cu_kv_lens[-1]
-        host[0, : count + 1] = torch.tensor(batch.cu_new_lens, dtype=torch.int32)
-        host[1, : count + 1] = torch.tensor(batch.cu_kv_lens, dtype=torch.int32)
-        host[2, :count] = torch.tensor(batch.kv_lens, dtype=torch.int32)
+        host[0, : count + 1] = torch.tensor(batch.cu_new_lens, dtype=torch.int32, device="cpu")
+        host[1, : count + 1] = torch.tensor(batch.cu_kv_lens, dtype=torch.int32, device="cpu")
+        host[2, :count] = torch.tensor(batch.kv_lens, dtype=torch.int32, device="cpu")
         self._counts.copy_(host, non_blocking=True)
         width = batch.page_table_BW.shape[1]
         self._page_table_BW[:count, :width].copy_(batch.page_table_BW, non_blocking=True)

@@ -11,13 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bcg_core.debug.record import CaptureRecord, memory_of, tensors_in
 from bcg_core.debug.tool import Tool
 from bcg_core.errors import DebugError
+from bcg_core.modes import OwnMode
 
 _aten = torch.ops.aten
 # What torch.tensor ends with: its operand came into being just now, unseen.
 _LIFTS = frozenset({_aten.lift.default, _aten.lift_fresh.default, _aten.lift_fresh_copy.default})
 
 
-class Observer(TorchDispatchMode):
+class Observer(OwnMode, TorchDispatchMode):
     """Tell a record, and the tools, what the operations of a capture read, write and make.
 
     Only observes: what runs and what is recorded is the same without it. What happens below the dispatcher is not

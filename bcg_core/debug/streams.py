@@ -12,6 +12,7 @@ from bcg_core.debug.record import Site
 from bcg_core.debug.syncs import synchronisation
 from bcg_core.debug.tool import Tool
 from bcg_core.errors import StreamError
+from bcg_core.modes import OwnMode
 
 _DELAY_CYCLES = 40_000_000
 """How long a side stream is held up: some 20 ms, far longer than a host needs to look."""
@@ -57,7 +58,7 @@ class StreamGuard(Tool):
         return watched
 
 
-class _SideStreams(TorchDispatchMode):
+class _SideStreams(OwnMode, TorchDispatchMode):
     """Note the streams other than ``main`` that operations are queued on, and hold each up once."""
 
     def __init__(self, main: torch.cuda.Stream) -> None:

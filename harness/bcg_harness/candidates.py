@@ -15,7 +15,9 @@ from bcg_core import (
     UnknownBackendError,
 )
 from bcg_core.errors import PASSED_ON
+from bcg_core.option_forms import option_text
 from bcg_core.registry import select_class
+from bcg_core.text_options import read_options
 from bcg_harness.errors import HarnessError
 from bcg_harness.outcome import CheckResult, Outcome
 
@@ -49,18 +51,21 @@ def label_of(name: str, options: Mapping[str, Any]) -> str:
     """Return ``name``, with ``options`` in brackets if there are any."""
     if not options:
         return name
-    return f"{name}[{','.join(f'{key}={value}' for key, value in options.items())}]"
+    return f"{name}[{','.join(f'{key}={option_text(value)}' for key, value in options.items())}]"
 
 
 def parse_label(label: str) -> tuple[str, dict[str, str]]:
-    """Split what ``label_of`` makes into name and options; raises HarnessError for anything else."""
+    """Split what ``label_of`` makes into name and options as text; raises HarnessError for anything else."""
     name, bracket, rest = label.partition("[")
     if not bracket:
         return name, {}
     pairs = [pair.partition("=") for pair in rest.removesuffix("]").split(",")]
     if not rest.endswith("]") or not all(key and value for key, _, value in pairs):
         raise HarnessError(f"backend {label!r} is not of the form name or name[option=value,...]")
-    return name, {key: value for key, _, value in pairs}
+    options = {key: value for key, _, value in pairs}
+    if len(options) < len(pairs):
+        raise HarnessError(f"backend {label!r} has an option twice: keep one")
+    return name, options
 
 
 def name_note(candidate: Candidate) -> str | None:
@@ -84,8 +89,9 @@ def select_backends(
     What does not run on this kind of ``device`` is skipped, and what is not installed is skipped with its install hint.
     With ``required``, for backends that were asked for by name, the latter is an error unless another variant of the
     backend is there. Whatever else a plug-in gets wrong, from its import on, is an error of its own and hides no other.
+    Options of a label are text, and become what the backend's constructor takes (``bcg_core.text_options``).
     Raises UnknownBackendError, with the known names, for a name that nobody registers, and BackendOptionError for a
-    label with options that the backend does not take.
+    label with options that the backend does not take, or not with such a value.
 
     ``option_prefix`` is what the options of the command at hand begin with, for advice.
     """
@@ -99,7 +105,9 @@ def select_backends(
             backend = registry.load(name)
             found = [
                 Candidate(name=name, backend=backend, options=options)
-                for options in ([chosen] if chosen else variants_of(name, backend))
+                for options in (
+                    [read_options(name, backend, chosen)] if chosen else variants_of(name, backend)
+                )
             ]
             missing = [candidate.selected.unavailable() for candidate in found]
             limits = [_device_limit(candidate, device, option_prefix) for candidate in found]

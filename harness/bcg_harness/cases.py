@@ -67,11 +67,7 @@ class Case:
     @property
     def lengths(self) -> dict[int, int]:
         """Return the tokens of each sequence after the last step."""
-        totals: dict[int, int] = {}
-        for step in self.steps:
-            for sequence, tokens in step.requests:
-                totals[sequence] = totals.get(sequence, 0) + tokens
-        return totals
+        return lengths_of(self.steps)
 
     @property
     def has_prefix(self) -> bool:
@@ -142,6 +138,15 @@ def read_cases(text: str) -> list[Case]:
         if case.name in [earlier.name for earlier in cases[:number]]:
             raise CaseError(f"two cases are called {case.name!r}: rename one of them")
     return cases
+
+
+def lengths_of(steps: Iterable[Step]) -> dict[int, int]:
+    """Return the tokens of each sequence after ``steps``."""
+    totals: dict[int, int] = {}
+    for step in steps:
+        for sequence, tokens in step.requests:
+            totals[sequence] = totals.get(sequence, 0) + tokens
+    return totals
 
 
 def longest_sequence(cases: Iterable[Case]) -> int:

@@ -18,6 +18,7 @@ from bcg_harness.bench.costs import BreakOverhead, BucketCost
 from bcg_harness.bench.defaults import default_ladder, default_workloads, fitting
 from bcg_harness.bench.device_times import profile_cells
 from bcg_harness.bench.families import parse_workload
+from bcg_harness.bench.longer import Longer
 from bcg_harness.bench.modes import select_modes
 from bcg_harness.bench.overhead import measure_break_overhead
 from bcg_harness.bench.record import INTERRUPTED, BenchReport
@@ -34,7 +35,7 @@ from bcg_harness.bench.tables import (
 )
 from bcg_harness.bench.timeline import Timeline
 from bcg_harness.bench.timing import Effort
-from bcg_harness.bench.trace import trace_workload
+from bcg_harness.bench.trace import Trace
 from bcg_harness.bench.workloads import Workload
 from bcg_harness.candidates import Candidate, select_backends
 from bcg_harness.cli_errors import usage_errors
@@ -61,6 +62,7 @@ class BenchOptions:
     modes: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
     traces: tuple[Path, ...] = ()
+    longer: Longer = Longer.SKIP
     device: str = "cpu"
     model: str = "tiny"
     dtype: str | None = None
@@ -104,7 +106,8 @@ def bench_backends(options: BenchOptions) -> None:
     if report.end == INTERRUPTED:
         raise typer.Exit(_INTERRUPTED)
     statuses = {cell.status for cell in report.cells}
-    if report.end or Status.MEASURED not in statuses or statuses & {Status.FAILED, Status.ERROR}:
+    wrong = statuses & {Status.FAILED, Status.ERROR} or report.broken
+    if report.end or wrong or Status.MEASURED not in statuses:
         raise typer.Exit(1)
 
 
@@ -121,7 +124,7 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
         torch.cuda.set_device(device)
     dtype = parse_dtype(options.dtype, device)
     modes = select_modes(options.modes, device)
-    workloads = select_workloads(options, device)
+    workloads, traces = select_workloads(options, device, progress)
     buckets = None if options.buckets is None else parse_buckets(options.buckets)
     candidates, others = _select(options.backends, device)
     resolved = resolve_model(
@@ -129,6 +132,15 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
     )
     spec = resolved.model.spec
     workloads, left_out = fitting(workloads, spec.max_positions, chosen=_chosen(options))
+    workloads += [
+        trace.workload(
+            token_budget=options.token_budget,
+            max_requests=options.max_requests,
+            max_context=spec.max_positions,
+            longer=options.longer,
+        )
+        for trace in traces
+    ]
     ladder = buckets or default_ladder(device, spec.max_positions)
     page_size = options.page_size or negotiate_page_size(
         candidate.selected.capabilities for candidate in candidates
@@ -146,6 +158,8 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
             effort=Effort(seconds=options.seconds),
             progress=progress,
         )
+    for workload in workloads:
+        bench.note(workload.name, workload.notes)
     found = measure(bench, candidates, options)
     return BenchReport(
         started=started.isoformat(timespec="seconds"),
@@ -156,20 +170,26 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
             "buckets": list(ladder),
             "page_size": page_size,
             "token_budget": options.token_budget,
+            "longer": options.longer.value,
             "seconds": options.seconds,
             "seed": options.seed,
             "modes": [mode.name for mode in modes],
         },
         workloads=tuple(workload.record() for workload in workloads),
-        skipped={**{each.backend: each.detail for each in others}, **bench.skipped},
+        skipped={**_details(others, Outcome.SKIPPED), **bench.skipped},
         notes={**bench.notes, **left_out},
         setups=tuple(bench.setups),
         cells=tuple(found.cells),
         break_overhead=found.break_overhead,
         bucket_costs=tuple(found.bucket_costs),
         timelines=tuple(found.timelines),
+        broken={**_details(others, Outcome.ERROR), **bench.broken},
         end=found.end,
     )
+
+
+def _details(results: Sequence[CheckResult], outcome: Outcome) -> dict[str, str]:
+    return {each.backend: each.detail for each in results if each.outcome is outcome}
 
 
 @dataclass
@@ -215,23 +235,24 @@ def _profile(bench: Bench, candidates: Sequence[Candidate], found: Found) -> Non
         found.end = f"the profiler failed, so there are no device times: {describe(error)}"
 
 
-def select_workloads(options: BenchOptions, device: torch.device) -> list[Workload]:
+def select_workloads(
+    options: BenchOptions, device: torch.device, progress: Progress
+) -> tuple[list[Workload], list[Trace]]:
     """Return the workloads and traces that were asked for, or the default ones of ``device``, each once."""
     names = options.workloads if _chosen(options) else default_workloads(device)
-    workloads = [
+    found: list[Workload | Trace] = [
         parse_workload(name, seed=options.seed, token_budget=options.token_budget) for name in names
     ]
-    workloads += [
-        trace_workload(path, token_budget=options.token_budget, max_requests=options.max_requests)
-        for path in options.traces
-    ]
-    by_name: dict[str, Workload] = {}
-    for workload in workloads:
-        if by_name.setdefault(workload.name, workload) != workload:
+    found += [Trace.read(path, progress) for path in options.traces]
+    by_name: dict[str, Workload | Trace] = {}
+    for each in found:
+        if by_name.setdefault(each.name, each) != each:
             raise HarnessError(
-                f"two different workloads are called {workload.name!r}: rename one of the files"
+                f"two different workloads are called {each.name!r}: rename one of the files"
             )
-    return list(by_name.values())
+    once = list(by_name.values())
+    workloads = [each for each in once if isinstance(each, Workload)]
+    return workloads, [each for each in once if isinstance(each, Trace)]
 
 
 def _chosen(options: BenchOptions) -> bool:

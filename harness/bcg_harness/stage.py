@@ -165,7 +165,11 @@ class Stage:
             storage[..., ::2] = float("nan")
 
     def batch(self, step: Step, source: TokenSource) -> PrefillBatch:
-        """Make the batch of ``step``: each sequence goes on where it stands."""
+        """Make the batch of ``step``: each sequence goes on where it stands.
+
+        What the pages hold is the stage's doing, and several runs begin from it: no run is to clear anything.
+        """
+        self.kv_cache.holders.unclean.clear()
         chunks = []
         for number, count in step.requests:
             sequence = self._sequences.setdefault(number, KVSequence())

@@ -1,5 +1,6 @@
 """Llama 2/3 for breakable prefill graphs: configuration, model, checkpoints and random weights."""
 
+from bcg_llama.checkpoint import CheckpointWarning
 from bcg_llama.config import LlamaConfig
 from bcg_llama.load import load_llama, load_tokenizer
 from bcg_llama.model import LlamaModel
@@ -11,6 +12,7 @@ from bcg_llama.weights import LlamaWeights
 
 __all__ = [
     "PRESETS",
+    "CheckpointWarning",
     "ElementwiseOps",
     "LlamaConfig",
     "LlamaModel",

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from bcg_core.errors import CheckpointError
 from bcg_llama.config import LlamaConfig
+from bcg_llama.names import EMBEDDING, HEAD, other_names
 from bcg_llama.weights import LlamaWeights
 
-HEAD = "lm_head.weight"
-EMBEDDING = "model.embed_tokens.weight"
+
+class CheckpointWarning(UserWarning):
+    """Tell of something in a checkpoint that was left out or not understood, though a model was loaded."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,6 +27,7 @@ class Checkpoint:
         dtype: what the weights are meant to be computed in.
         shapes: every tensor it holds.
         tensors: reads them one by one, on the CPU; a tensor may be a view of a mapped file.
+        notes: what was left out or not understood, and what to do about it.
     """
 
     path: Path
@@ -32,6 +35,7 @@ class Checkpoint:
     dtype: torch.dtype
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+    notes: tuple[str, ...] = ()
 
     def copy_to(
         self, weights: LlamaWeights, progress: Callable[[int, int], None] | None = None
@@ -65,11 +69,13 @@ class Checkpoint:
 
         Raises CheckpointError with every difference of one kind.
         """
-        shapes = LlamaWeights.empty(self.config, dtype=self.dtype, device=torch.device("meta"))
-        needed = {name: tuple(tensor.shape) for name, tensor in shapes.named_tensors()}
+        needed = needed_shapes(self.config)
         if missing := needed.keys() - self.shapes.keys():
-            hint = "; is the head tied (tie_word_embeddings)?" if missing == {HEAD} else ""
-            raise CheckpointError(f"{self.path}: {listed('missing tensor', missing)}{hint}")
+            hint = other_names(missing, self.shapes.keys() - needed.keys())
+            if missing == {HEAD}:
+                hint = "; is the head tied (tie_word_embeddings)?"
+            noted = "".join(f"; {note}" for note in self.notes)
+            raise CheckpointError(f"{self.path}: {listed('missing tensor', missing)}{hint}{noted}")
         # A tied head may be stored all the same, and old checkpoints carry RoPE frequencies that follow from the
         # configuration.
         allowed = {**needed, HEAD: needed[EMBEDDING]} if self.config.tie_word_embeddings else needed
@@ -84,6 +90,12 @@ class Checkpoint:
             if self.shapes.get(name, shape) != shape
         ]:
             raise CheckpointError(f"{self.path}: {listed('wrong shape', wrong)}")
+
+
+def needed_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Return every tensor that a model needs, by its Hugging Face name; a tied head is not repeated."""
+    weights = LlamaWeights.empty(config, dtype=torch.float32, device=torch.device("meta"))
+    return {name: tuple(tensor.shape) for name, tensor in weights.named_tensors()}
 
 
 def listed(what: str, items: Iterable[str]) -> str:

@@ -9,7 +9,9 @@ import torch
 from bcg_core.errors import CheckpointError
 from bcg_core.spec import ModelSpec
 from bcg_llama.fields import read_bool, read_int, read_number
+from bcg_llama.hf_keys import DEFAULTS, UNSERVED
 from bcg_llama.rope import RopeConfig
+from bcg_llama.settings import refuse_unserved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,8 @@ class LlamaConfig:
     def from_hf(cls, raw: Mapping[str, Any]) -> "LlamaConfig":
         """Read a ``config.json``, as written by transformers 4 or 5.
 
-        Raises CheckpointError, saying what was found and what is possible, when it describes no Llama, an activation
-        other than SiLU, quantised weights or an unknown kind of RoPE.
+        Raises CheckpointError, saying what was found and what is possible, when it describes no Llama, quantised
+        weights, an unknown kind of RoPE, or something else that would change results (``hf_keys.UNSERVED``).
         """
         model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
         if model_type != "llama" and "LlamaForCausalLM" not in architectures:
@@ -86,9 +88,8 @@ class LlamaConfig:
                 f"model_type is {model_type!r} and architectures {architectures!r}: "
                 "only 'llama' (LlamaForCausalLM) can be loaded"
             )
-        if (activation := raw.get("hidden_act", "silu")) not in ("silu", "swish"):
-            raise CheckpointError(f"hidden_act is {activation!r}: only 'silu' is possible")
-        if quantization := raw.get("quantization_config"):
+        raw = {**DEFAULTS.get(str(model_type), {}), **raw}
+        if quantization := raw.get("quantization_config") or raw.get("compression_config"):
             method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
             raise CheckpointError(
                 f"weights are quantised ({method or quantization!r}): only float16, bfloat16 and float32 safetensors "
@@ -97,7 +98,7 @@ class LlamaConfig:
         num_heads = read_int(raw, "num_attention_heads")
         max_positions = read_int(raw, "max_position_embeddings", 2048)
         eps = read_number(raw, "rms_norm_eps")
-        return cls(
+        config = cls(
             vocab_size=read_int(raw, "vocab_size"),
             hidden_size=read_int(raw, "hidden_size"),
             intermediate_size=read_int(raw, "intermediate_size"),
@@ -112,6 +113,9 @@ class LlamaConfig:
             attention_bias=read_bool(raw, "attention_bias"),
             mlp_bias=read_bool(raw, "mlp_bias"),
         )
+        slides = raw.get("use_sliding_window") is not False
+        refuse_unserved(raw if slides else {**raw, "sliding_window": None}, UNSERVED, config)
+        return config
 
     def spec(self, *, dtype: torch.dtype, device: torch.device) -> ModelSpec:
         """Return what the core must know of this model when it lives in ``dtype`` on ``device``."""

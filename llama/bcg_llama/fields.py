@@ -1,6 +1,8 @@
 """Typed reads from the JSON objects that describe a checkpoint."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from bcg_core.errors import CheckpointError
@@ -35,4 +37,18 @@ def read_bool(raw: Mapping[str, Any], key: str) -> bool:
         return False
     if not isinstance(value, bool):
         raise CheckpointError(f"{key} is {value!r}, expected true or false")
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raises CheckpointError when there is none."""
+    if not path.is_file():
+        found = ", ".join(sorted(other.name for other in path.parent.iterdir()))
+        raise CheckpointError(f"{path.parent}: no {path.name}; found {found or 'nothing'}")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected an object, found {type(value).__name__}")
     return value

@@ -1,10 +1,11 @@
 """Open a GGUF file of llama.cpp; transformers de-quantises it.
 
 Needs the extra ``gguf`` (transformers, accelerate and gguf), imported on use. What transformers drops without a word is
-read here or refused: RoPE scaling, and tensors that its Llama does not have.
+read here or refused: fields of the header, tensors that its Llama does not have, and the other parts of a split file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import redirect_stderr
 from dataclasses import replace
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from torch import Tensor
 from bcg_core.errors import CheckpointError
 from bcg_llama.checkpoint import Checkpoint, listed
 from bcg_llama.config import LlamaConfig
+from bcg_llama.gguf_header import read_header, require_sizes, unknown_fields
 
 _LAYER = (
     "attn_norm",
@@ -51,14 +53,21 @@ def open_gguf(path: Path, dtype: torch.dtype | None) -> Checkpoint:
         reader = GGUFReader(path)
     except (ValueError, IndexError) as error:
         raise CheckpointError(f"{path}: not a complete GGUF file: {error}") from error
+    _refuse_parts(path, reader)
     architecture = _field(reader, "general.architecture")
     if architecture != "llama":
         raise CheckpointError(
             f"{path}: architecture is {architecture!r}: only 'llama' can be loaded"
         )
-    _check_names(path, reader)
-    rope = _rope_parameters(path, reader)
-    divisors = next((t.data for t in reader.tensors if t.name == "rope_freqs.weight"), None)
+    header = {
+        key.removeprefix("llama."): field.contents()
+        for key, field in reader.fields.items()
+        if key.startswith("llama.")
+    }
+    try:
+        config = _configuration(header, {tensor.name: tensor for tensor in reader.tensors})
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     try:
         with redirect_stderr(StringIO()):  # progress bars of its own, also into logs
             model = LlamaForCausalLM.from_pretrained(
@@ -66,22 +75,59 @@ def open_gguf(path: Path, dtype: torch.dtype | None) -> Checkpoint:
             )
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path}: transformers cannot read it: {error}") from error
-    raw = {**model.config.to_dict(), "quantization_config": None, "rope_parameters": rope}
-    config = LlamaConfig.from_hf(raw)
-    if divisors is not None:
-        divided = replace(config.rope, divisors=tuple(float(value) for value in divisors))
-        config = replace(config, rope=divided)
     state: dict[str, Tensor] = model.state_dict()
 
     def read() -> Iterator[tuple[str, Tensor]]:
         yield from state.items()
 
+    unknown = unknown_fields(header)
+    note = (
+        f"{path}: nothing here reads {', '.join(unknown)}: if that changes the model, its results are wrong; compare "
+        "some with those of llama.cpp"
+    )
     return Checkpoint(
         path=path,
         config=config,
         dtype=dtype,
         shapes={name: tuple(tensor.shape) for name, tensor in state.items()},
         tensors=read,
+        notes=(note,) if unknown else (),
+    )
+
+
+def _configuration(header: Mapping[str, Any], tensors: Mapping[str, Any]) -> LlamaConfig:
+    """Return what header and tensors describe; raises CheckpointError when that is not exactly one Llama."""
+    require_sizes(header)
+    _check_names(range(header["block_count"]), tensors.keys())
+    config = read_header(
+        header,
+        vocab_size=_rows(tensors["token_embd.weight"]),
+        query_rows=_rows(tensors["blk.0.attn_q.weight"]),
+        tied="output.weight" not in tensors,
+    )
+    if (divisors := tensors.get("rope_freqs.weight")) is None:
+        return config
+    values = tuple(float(value) for value in divisors.data)
+    return replace(config, rope=replace(config.rope, divisors=values))
+
+
+def _rows(tensor: Any) -> int:
+    return int(tensor.shape[-1])  # GGUF has sizes backwards
+
+
+def _refuse_parts(path: Path, reader: Any) -> None:
+    """Refuse a part of a split file: transformers would make up the tensors of all other parts."""
+    count = _field(reader, "split.count") or 1
+    if count < 2:
+        return
+    number = (_field(reader, "split.no") or 0) + 1
+    name = path.name.removesuffix(f"-{number:05}-of-{count:05}.gguf")
+    parts = [path.with_name(f"{name}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    here = f"missing here: {', '.join(missing)}" if missing else "all are here"
+    raise CheckpointError(
+        f"{path}: is part {number} of {count} of a split GGUF file ({here}): merge them with "
+        f"'llama-gguf-split --merge {parts[0].name} {name}.gguf', and load {name}.gguf"
     )
 
 
@@ -91,38 +137,14 @@ def _needs(path: Path, package: str | None) -> CheckpointError:
     )
 
 
-def _check_names(path: Path, reader: Any) -> None:
+def _check_names(layers: range, found: AbstractSet[str]) -> None:
     """Refuse missing tensors, which transformers makes up, and unknown ones, which it drops."""
-    layers = range(_field(reader, "llama.block_count") or 0)
-    needed = {f"blk.{layer}.{name}.weight" for layer in layers for name in _LAYER}
+    needed = {f"blk.{layer}.{name}.weight" for layer in layers or range(1) for name in _LAYER}
     needed |= {"token_embd.weight", "output_norm.weight"}
-    found = {tensor.name for tensor in reader.tensors}
     if missing := needed - found:
-        raise CheckpointError(f"{path}: {listed('missing tensor', missing)}")
+        raise CheckpointError(listed("missing tensor", missing))
     if extra := found - needed - _OPTIONAL:
-        raise CheckpointError(
-            f"{path}: {listed('tensor', extra)} that a Llama in GGUF does not have"
-        )
-
-
-def _rope_parameters(path: Path, reader: Any) -> dict[str, Any]:
-    """Return the RoPE of a GGUF header in Hugging Face spelling."""
-    theta = _field(reader, "llama.rope.freq_base")
-    kind = _field(reader, "llama.rope.scaling.type") or "none"
-    parameters = {"rope_theta": 10000.0 if theta is None else theta}
-    if kind == "none":
-        return parameters
-    if kind not in ("linear", "yarn"):
-        raise CheckpointError(
-            f"{path}: RoPE scaling is {kind!r}; possible are none, linear and yarn"
-        )
-    original = _field(reader, "llama.rope.scaling.original_context_length")
-    return {
-        **parameters,
-        "rope_type": kind,
-        "factor": _field(reader, "llama.rope.scaling.factor"),
-        "original_max_position_embeddings": original,
-    }
+        raise CheckpointError(f"{listed('tensor', extra)} that a Llama in GGUF does not have")
 
 
 def _field(reader: Any, key: str) -> Any:

@@ -1,6 +1,7 @@
 """Load a Llama and its tokenizer from a directory, a GGUF file or the Hugging Face hub."""
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 
 import torch
 
+from bcg_core.ambient import neutrally
 from bcg_core.errors import CheckpointError
+from bcg_llama.checkpoint import CheckpointWarning
 from bcg_llama.gguf_file import open_gguf
 from bcg_llama.hf_directory import open_hf_directory
 from bcg_llama.model import LlamaModel
@@ -18,6 +21,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer*", "*.model"]
 
 
+@neutrally("load_llama")
 def load_llama(
     path: str | Path,
     *,
@@ -31,7 +35,8 @@ def load_llama(
 
     Tensors of a directory go to ``device`` one by one, so that memory peaks at one copy there and one tensor on the
     host; a GGUF file is de-quantised on the host as a whole. Raises CheckpointError, and says what to do, for anything
-    that is missing, broken, unknown or of the wrong shape.
+    that is missing, broken, of the wrong shape, or that changes results and is not served. Warns with a
+    CheckpointWarning of what was left out, and of settings that are unknown but sound as if they changed results.
 
     Args:
         path: a Hugging Face directory (``config.json`` and safetensors), a ``.gguf`` file, or the ``org/name`` of a
@@ -48,6 +53,8 @@ def load_llama(
     local, device = _resolve(path), torch.device(device)
     checkpoint = open_gguf(local, dtype) if local.is_file() else open_hf_directory(local)
     checkpoint.check()
+    for note in checkpoint.notes:
+        warnings.warn(note, CheckpointWarning, stacklevel=2)
     config = checkpoint.config
     if max_positions is not None:
         config = replace(config, max_positions=min(max_positions, config.max_positions))

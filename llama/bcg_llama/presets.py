@@ -62,7 +62,7 @@ PRESETS: Mapping[str, LlamaConfig] = MappingProxyType(
             num_heads=32,
             num_kv_heads=8,
             rope=replace(_LLAMA3_ROPE, factor=32.0),
-            max_positions=8192,
+            max_positions=131072,
             tie_word_embeddings=True,
         ),
         "llama-8b": LlamaConfig(
@@ -73,7 +73,7 @@ PRESETS: Mapping[str, LlamaConfig] = MappingProxyType(
             num_heads=32,
             num_kv_heads=8,
             rope=_LLAMA3_ROPE,
-            max_positions=8192,
+            max_positions=131072,
         ),
     }
 )

@@ -4,11 +4,13 @@ import math
 
 import torch
 
+from bcg_core.ambient import neutrally
 from bcg_llama.config import LlamaConfig
 from bcg_llama.model import LlamaModel
 from bcg_llama.weights import LlamaWeights
 
 
+@neutrally("random_llama")
 def random_llama(
     config: LlamaConfig,
     *,

@@ -7,6 +7,7 @@ from typing import Any
 
 from bcg_core.errors import CheckpointError
 from bcg_llama.fields import read_number
+from bcg_llama.hf_rope import rope_object, type_of
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -90,16 +91,19 @@ class RopeConfig:
         Takes the spellings of transformers 4 (``rope_theta`` beside ``rope_scaling``) and 5 (``rope_parameters``), and
         the older key ``type`` for ``rope_type``. Raises CheckpointError for what this library cannot serve.
         """
-        found = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-        if not isinstance(found, Mapping):
-            raise CheckpointError(f"rope parameters are {found!r}, expected an object")
+        key, found = rope_object(raw)
         params = {"rope_theta": raw.get("rope_theta"), **found}
         partial = params.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
         if partial not in (None, 1, 1.0):
             raise CheckpointError(
                 f"partial_rotary_factor is {partial}: Llama rotates whole heads, so only 1 is possible"
             )
-        rope_type = str(params.get("rope_type") or params.get("type") or "default")
+        rope_type = type_of(params)
+        if rope_type == "default" and params.get("factor") not in (None, 1):
+            raise CheckpointError(
+                f"{key} has factor {params['factor']!r}, but rope_type 'default' stretches nothing: name the rope_type "
+                f"that the model was trained with ({', '.join(ROPE_TYPES[1:])}), or remove the factor"
+            )
         names = {
             "theta": "rope_theta",
             "original_max_positions": "original_max_position_embeddings",

@@ -15,7 +15,7 @@ from bcg_llama.rope import RopeConfig
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Return the F angles a position advances by, float32 on the CPU."""
-    exponents_F = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    exponents_F = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     inverse_F = 1.0 / (rope.theta**exponents_F)
     if rope.rope_type == "linear":
         inverse_F = inverse_F / rope.factor
@@ -24,7 +24,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     elif rope.rope_type == "yarn":
         inverse_F = _yarn(rope, inverse_F, head_dim)
     if rope.divisors is not None:
-        inverse_F = inverse_F / torch.tensor(rope.divisors, dtype=torch.float32)
+        inverse_F = inverse_F / torch.tensor(rope.divisors, dtype=torch.float32, device="cpu")
     return inverse_F
 
 
@@ -35,7 +35,7 @@ def cos_sin_table(
 
     They are computed on the CPU, so that every device gets the same bits.
     """
-    positions_S = torch.arange(max_positions, dtype=torch.float32)
+    positions_S = torch.arange(max_positions, dtype=torch.float32, device="cpu")
     angles_SF = positions_S[:, None] * inverse_frequencies(rope, head_dim)
     return (angles_SF.cos() * rope.scale).to(device), (angles_SF.sin() * rope.scale).to(device)
 
@@ -62,5 +62,6 @@ def _yarn(rope: RopeConfig, inverse_F: Tensor, head_dim: int) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     width = last - first or 0.001
-    stretched_F = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    pairs_F = torch.arange(head_dim // 2, dtype=torch.float32, device="cpu")
+    stretched_F = ((pairs_F - first) / width).clamp(0, 1)
     return inverse_F / rope.factor * stretched_F + inverse_F * (1 - stretched_F)

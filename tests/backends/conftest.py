@@ -25,6 +25,7 @@ from bcg_core import (
     PagedKVCache,
     PrefillBatch,
 )
+from bcg_harness.testing import sequence_on
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -183,9 +184,11 @@ def lengths(request: pytest.FixtureRequest) -> list[tuple[int, int]]:
 
 def scattered(kv_cache: PagedKVCache, prefix: int, new: int) -> Chunk:
     """Return a chunk of ``new`` tokens behind ``prefix`` cached ones, on pages that are not in order."""
-    sequence = KVSequence(cached=prefix)
+    sequence = KVSequence()
     kv_cache.extend(sequence, prefix + new)
-    sequence.pages.reverse()
+    pages = sequence.pages
+    kv_cache.free(sequence)
+    sequence = sequence_on(kv_cache, pages[::-1], cached=prefix)
     return Chunk(token_ids=[1] * new, sequence=sequence)
 
 

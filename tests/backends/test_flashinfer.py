@@ -31,6 +31,7 @@ from bcg_core import (
     PrefillBatch,
 )
 from bcg_core.registry import create_backend
+from bcg_harness.testing.ambient_states import PUT_ASIDE
 
 MakeScene = Callable[..., Any]
 Gpu = Callable[[tuple[int, int] | None], None]
@@ -287,6 +288,16 @@ def test_pages_and_last_lengths_add_up_to_the_keys(make_scene: MakeScene, page_s
 def test_arrays_of_a_plan_are_int32_and_contiguous(make_scene: MakeScene, name: str) -> None:
     array = getattr(PlanArrays.of(make_scene(FOUR, page_size=4).batch), name)
     assert (array.dtype, array.is_contiguous()) == (torch.int32, True)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("state", ["set_default_device", "with_device", "default_float64"])
+def test_arrays_of_a_plan_do_not_depend_on_the_defaults_of_the_caller(
+    make_scene: MakeScene, state: str, name: str
+) -> None:
+    batch = make_scene(FOUR, page_size=4).batch
+    found = getattr(PUT_ASIDE[state](lambda: PlanArrays.of(batch)), name)
+    assert found.tolist() == getattr(PlanArrays.of(batch), name).tolist()
 
 
 @pytest.mark.parametrize(

@@ -286,3 +286,42 @@ def test_forward_costs_the_host_little_more_than_the_library(
         with (Path(folder) / "host-cost.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
     assert adapter <= 1.15 * library + 2
+
+
+# NaN that others left
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("page_size", [16, 128, 256])
+@pytest.mark.parametrize("length", [1, 3, 17, 127, 128, 129, 200])
+@pytest.mark.parametrize("spoilt", [7, 0], ids=["earlier_owner", "padded_rows"])
+def test_nan_of_an_earlier_owner_or_of_padded_rows_reaches_nobody(
+    model: LlamaModel, name: str, page_size: int, length: int, spoilt: int
+) -> None:
+    """Token 0 is what padded rows are: page 0, which page tables are padded with, holds NaN then."""
+    module, _, cls = ADAPTERS[name].partition(":")
+    backend_type: type[AttentionBackend] = getattr(import_module(f"bcg_backends.{module}"), cls)
+    if (missing := backend_type.unavailable()) is not None:
+        pytest.skip(missing)
+    cache = PagedKVCache(model.spec, num_pages=64, page_size=page_size)
+    spec = AttentionSpec.of(model.spec, page_size=page_size)
+    refusal = backend_type.capabilities.refuse(spec, cache.device)
+    if refusal is not None:
+        pytest.skip(refusal)
+    runner = PrefillRunner(model, cache, "sdpa", buckets=[16, 256], max_requests=16)
+    runner.use_backend(backend_type(spec, runner.limits, cache.device))
+    runner.capture()
+    embedding_VD = model.weights.embedding_VD
+    kept = embedding_VD[spoilt].clone()
+    embedding_VD[spoilt] = float("nan")
+    try:
+        if spoilt:
+            first = KVSequence()
+            chunk = Chunk(token_ids=[1] + [spoilt] * 250, sequence=first)
+            runner.prefill(PrefillBatch.from_chunks([chunk], cache))
+            cache.free(first)
+        chunks = [Chunk(token_ids=[2] * n, sequence=KVSequence()) for n in (length, 5)]
+        result = runner.prefill(PrefillBatch.from_chunks(chunks, cache))
+        assert result.hidden_RD.isfinite().all()
+    finally:
+        embedding_VD[spoilt] = kept

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcg_backends.sdpa import RequestRows, SDPABackend
 from bcg_core import AttentionSpec, BackendLimits
+from bcg_harness.testing.ambient_states import PUT_ASIDE
 
 MakeScene = Callable[..., Any]
 
@@ -181,6 +183,24 @@ def test_slots_of_others_do_not_leak(
     for side in scene.kv_cache.flat(0):
         side[others] = float("nan")
     assert scene.attend(scene.make(SDPABackend)).isfinite().all()
+
+
+@pytest.mark.parametrize("allowed", ["MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"])
+def test_the_kernel_is_not_the_one_that_the_caller_allows(
+    make_scene: MakeScene, device: str, allowed: str
+) -> None:
+    scene = make_scene(CASES["mixed"], dtype=torch.bfloat16, device=device)
+    backend = scene.make(SDPABackend)
+    with sdpa_kernel(getattr(SDPBackend, allowed)):
+        result = scene.attend(backend)
+    assert torch.equal(result, scene.attend(backend))
+
+
+@pytest.mark.parametrize("state", ["set_default_device", "with_device", "default_float64"])
+def test_metadata_is_made_where_and_what_it_must_be(make_scene: MakeScene, state: str) -> None:
+    scene = make_scene(CASES["mixed"])
+    result = PUT_ASIDE[state](lambda: scene.attend(scene.make(SDPABackend)))
+    assert torch.equal(result, scene.attend(scene.make(SDPABackend)))
 
 
 class Passive(TorchDispatchMode):

@@ -20,6 +20,7 @@ from bcg_backends.varlen import (
     refuse_page_size,
 )
 from bcg_core import AttentionSpec, BackendLimits, Capabilities, UnsupportedSpecError
+from bcg_harness.testing.ambient_states import PUT_ASIDE
 
 MakeScene = Callable[..., Any]
 
@@ -110,6 +111,15 @@ def test_index_arrays_are_int32_with_unit_stride(
 ) -> None:
     array = getattr(prepare(make_scene(THREE, page_size=4)), name)
     assert (array.dtype, array.stride(-1), array.device) == (torch.int32, 1, CPU)
+
+
+@pytest.mark.parametrize("prepare", [ordinary_metadata, bucket_metadata])
+@pytest.mark.parametrize("state", ["set_default_device", "with_device", "default_float64"])
+def test_index_arrays_do_not_depend_on_the_defaults_of_the_caller(
+    make_scene: MakeScene, state: str, prepare: Callable[[Any], VarlenMetadata]
+) -> None:
+    scene = make_scene(THREE, page_size=4)
+    assert as_lists(PUT_ASIDE[state](lambda: prepare(scene))) == as_lists(prepare(scene))
 
 
 @pytest.mark.parametrize("prepare", [ordinary_metadata, bucket_metadata])

@@ -19,6 +19,7 @@ from bcg_core import (
     PagedKVCache,
     PrefillBatch,
 )
+from bcg_harness.testing import sequence_on, written_sequence
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -187,7 +188,7 @@ def test_chunks_take_pages_for_their_sequences(cache: PagedKVCache) -> None:
     sequence = KVSequence()
     batch = PrefillBatch.from_chunks([Chunk(token_ids=range(5), sequence=sequence)], cache)
     assert len(sequence.pages) == 2
-    assert batch.page_table_BW.tolist() == [sequence.pages]
+    assert batch.page_table_BW.tolist() == [list(sequence.pages)]
     assert batch.sequences == (sequence,)
 
 
@@ -198,7 +199,7 @@ def test_a_batch_from_chunks_leaves_what_is_cached_to_the_runner(cache: PagedKVC
 
 
 def test_a_chunk_goes_on_behind_what_is_cached(cache: PagedKVCache) -> None:
-    sequence = KVSequence(pages=[5, 2], cached=6)
+    sequence = sequence_on(cache, [5, 2], cached=6)
     batch = PrefillBatch.from_chunks([Chunk(token_ids=[1, 2, 3], sequence=sequence)], cache)
     assert batch.prefix_lens == (6,)
     assert batch.positions_R.tolist() == [6, 7, 8]
@@ -207,7 +208,7 @@ def test_a_chunk_goes_on_behind_what_is_cached(cache: PagedKVCache) -> None:
 
 @pytest.mark.parametrize("prefix", [0, 1, 4, 6])
 def test_a_chunk_may_recompute_from_a_shorter_prefix(cache: PagedKVCache, prefix: int) -> None:
-    sequence = KVSequence(pages=[5, 2], cached=6)
+    sequence = sequence_on(cache, [5, 2], cached=6)
     chunk = Chunk(token_ids=[1], sequence=sequence, prefix_len=prefix)
     assert PrefillBatch.from_chunks([chunk], cache).positions_R.tolist() == [prefix]
 
@@ -356,7 +357,7 @@ def test_an_empty_chunk_is_refused(cache: PagedKVCache) -> None:
 @pytest.mark.parametrize("prefix", [-1, 7, 100])
 def test_a_prefix_that_is_not_cached_is_refused(cache: PagedKVCache, prefix: int) -> None:
     good = Chunk(token_ids=[1], sequence=KVSequence())
-    wrong = Chunk(token_ids=[1], sequence=KVSequence(pages=[5, 2], cached=6), prefix_len=prefix)
+    wrong = Chunk(token_ids=[1], sequence=sequence_on(cache, [5, 2], cached=6), prefix_len=prefix)
     with pytest.raises(
         BatchError, match=f"request 1: a prefix of {prefix} tokens was asked for, 6 are cached"
     ):
@@ -369,7 +370,7 @@ def test_refused_chunks_take_no_pages(cache: PagedKVCache) -> None:
         PrefillBatch.from_chunks(
             [Chunk(token_ids=[1], sequence=good), Chunk(token_ids=[], sequence=wrong)], cache
         )
-    assert (good.pages, cache.free_pages) == ([], 8)
+    assert (good.pages, cache.free_pages) == ((), 8)
 
 
 def test_a_sequence_that_is_in_a_batch_twice_is_refused(cache: PagedKVCache) -> None:
@@ -384,7 +385,7 @@ def test_a_sequence_that_is_in_a_batch_twice_is_refused(cache: PagedKVCache) -> 
 def test_when_pages_run_out_those_that_were_taken_are_given_back(cache: PagedKVCache) -> None:
     first, second = KVSequence(), KVSequence()
     cache.extend(first, 8)
-    held = list(first.pages)
+    held = first.pages
     with pytest.raises(KVCacheError, match="13 tokens need 4 more pages"):
         PrefillBatch.from_chunks(
             [
@@ -393,24 +394,25 @@ def test_when_pages_run_out_those_that_were_taken_are_given_back(cache: PagedKVC
             ],
             cache,
         )
-    assert (first.pages, second.pages, cache.free_pages) == (held, [], 6)
+    assert (first.pages, second.pages, cache.free_pages) == (held, (), 6)
     cache.free(first)
     assert cache.free_pages == 8
 
 
-def test_chunks_that_are_refused_late_give_their_pages_back(cache: PagedKVCache) -> None:
-    one, strange = KVSequence(cached=2), KVSequence(pages=[99], cached=2)
-    cache.extend(one, 2)
-    with pytest.raises(BatchError, match="request 1: page 99 is not among pages 1 to 8"):
+def test_chunks_that_fail_late_give_their_pages_back(
+    cache: PagedKVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = written_sequence(cache, 2), KVSequence()
+
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bcg_core.batch.check_slots", interrupt)
+    with pytest.raises(KeyboardInterrupt):
         PrefillBatch.from_chunks(
-            [
-                Chunk(token_ids=range(9), sequence=one),
-                Chunk(token_ids=range(9), sequence=strange),
-            ],
-            cache,
+            [Chunk(token_ids=range(9), sequence=sequence) for sequence in (one, two)], cache
         )
-    assert (len(one.pages), one.cached, cache.free_pages) == (1, 2, 7)
-    assert (strange.pages, strange.cached) == ([99], 2)
+    assert (len(one.pages), one.cached, two.pages, cache.free_pages) == (1, 2, (), 7)
 
 
 # Any lengths
@@ -420,7 +422,7 @@ requests = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=8)
 
 def batch_of(lengths: list[tuple[int, int]], page_size: int) -> PrefillBatch:
     cache = make_cache(num_pages=200, page_size=page_size)
-    sequences = [KVSequence(cached=prefix) for prefix, _ in lengths]
+    sequences = [written_sequence(cache, prefix) for prefix, _ in lengths]
     chunks = [
         Chunk(token_ids=range(new), sequence=sequence)
         for sequence, (_, new) in zip(sequences, lengths, strict=True)

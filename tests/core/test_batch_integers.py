@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bcg_core import BatchError, Chunk, KVSequence, PagedKVCache, PrefillBatch
+from bcg_harness.testing import sequence_on, written_sequence
 
 ROW = "must be one row of integers"
 TOKENS: dict[str, tuple[Any, str]] = {
@@ -34,7 +35,7 @@ def test_a_chunk_of_anything_but_a_row_of_integers_is_refused(
     chunks = [Chunk(token_ids=[1], sequence=first), Chunk(token_ids=tokens, sequence=second)]
     with pytest.raises(BatchError, match=f"^request 1: token_ids {message}"):
         PrefillBatch.from_chunks(chunks, kv_cache)
-    assert (first.pages, second.pages, kv_cache.free_pages) == ([], [], 31)
+    assert (first.pages, second.pages, kv_cache.free_pages) == ((), (), 31)
 
 
 @pytest.mark.parametrize(("tokens", "message"), TOKENS.values(), ids=TOKENS)
@@ -61,8 +62,7 @@ def test_tokens_of_any_integer_type_are_taken(kv_cache: PagedKVCache, dtype: tor
 def test_a_prefix_length_that_is_no_integer_is_refused(
     kv_cache: PagedKVCache, prefix: Any, message: str
 ) -> None:
-    sequence = KVSequence(cached=2)
-    kv_cache.extend(sequence, 2)
+    sequence = written_sequence(kv_cache, 2)
     with pytest.raises(BatchError, match=f"^request 0: prefix_len .*{message}"):
         PrefillBatch.from_chunks(
             [Chunk(token_ids=[1], sequence=sequence, prefix_len=prefix)], kv_cache
@@ -115,18 +115,18 @@ def test_tokens_may_be_any_row_of_integers(kv_cache: PagedKVCache, row: Any) -> 
 
 
 def test_a_prefix_that_its_sequence_has_not_cached_is_refused(kv_cache: PagedKVCache) -> None:
-    sequences = (KVSequence(pages=[1], cached=1), KVSequence(pages=[2], cached=1))
+    sequences = tuple(sequence_on(kv_cache, [page], cached=1) for page in (1, 2))
     with pytest.raises(BatchError, match=r"request 1: a prefix of 2 tokens .* 1 are cached"):
         build(kv_cache, prefix_lens=[1, 2], sequences=sequences)
 
 
 def test_pages_that_its_sequence_does_not_hold_are_refused(kv_cache: PagedKVCache) -> None:
-    sequences = (KVSequence(pages=[1]), KVSequence(pages=[3]))
+    sequences = tuple(sequence_on(kv_cache, [page]) for page in (1, 3))
     with pytest.raises(BatchError, match="request 1: its page table is not that of its sequence"):
         build(kv_cache, sequences=sequences)
 
 
 def test_a_sequence_that_comes_twice_is_refused(kv_cache: PagedKVCache) -> None:
-    sequence = KVSequence(pages=[1])
+    sequence = sequence_on(kv_cache, [1])
     with pytest.raises(BatchError, match="request 1: its sequence is in the batch twice"):
         build(kv_cache, sequences=(sequence, sequence))

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from bcg_core import (
     eager_on_graph,
 )
 from bcg_core.breaks import active_recorder
-from bcg_core.cpu_recorder import CPUSegment
+from bcg_core.cpu_segment import CPUSegment
 
 Capture = Callable[..., Any]
 
@@ -349,27 +350,65 @@ def test_a_replay_inside_of_a_capture_is_refused(
 ) -> None:
     graph, _ = capture(lambda: None)
     with (
-        pytest.raises(NestedCaptureError, match="cannot be replayed inside a capture"),
+        pytest.raises(NestedCaptureError, match="cannot be replayed inside a segment of a capture"),
         BreakableCUDAGraphCapture(BreakableCUDAGraph(engine)),
     ):
         graph.replay()
 
 
-def test_a_replay_inside_of_a_break_of_a_capture_is_refused(capture: Capture) -> None:
-    graph, _ = capture(lambda: None)
-    with pytest.raises(NestedCaptureError):
-        capture(eager_on_graph(graph.replay))
+# Replays in breaks
 
 
-def test_a_replay_inside_of_a_break_of_a_replay_is_allowed(capture: Capture) -> None:
+def other_graph(work: Callable[[], Any]) -> BreakableCUDAGraph:
+    """Capture ``work`` with an engine of its own."""
+    graph = BreakableCUDAGraph(CPUSegmentEngine())
+    with torch.no_grad(), BreakableCUDAGraphCapture(graph):
+        work()
+    return graph
+
+
+def test_a_graph_is_replayed_in_a_break_at_capture_and_at_replay(capture: Capture) -> None:
     x = torch.zeros(1)
-    inner, _ = capture(lambda: x.add_(1))
-    state = {"replaying": False}
-    nested = eager_on_graph(lambda: inner.replay() if state["replaying"] else None)
-    outer, _ = capture(nested)
-    state["replaying"] = True
-    outer.replay()
+    inner = other_graph(lambda: x.add_(1))
+    outer, _ = capture(lambda: (eager_on_graph(inner.replay)(), x.mul_(2)))
     assert x.tolist() == [1]
+    outer.replay()
+    assert x.tolist() == [4]
+
+
+def test_a_graph_of_the_same_engine_is_not_replayed_in_a_break_at_capture(
+    capture: Capture,
+) -> None:
+    inner, _ = capture(lambda: None)
+    with pytest.raises(NestedCaptureError, match="during a capture of the same engine"):
+        capture(eager_on_graph(inner.replay))
+
+
+def test_a_graph_of_the_same_engine_is_not_replayed_in_a_break_at_replay(
+    capture: Capture,
+) -> None:
+    inner, _ = capture(lambda: None)
+    state = SimpleNamespace(replaying=False)
+    nested = eager_on_graph(lambda: inner.replay() if state.replaying else None)
+    outer, _ = capture(nested)
+    state.replaying = True
+    with pytest.raises(NestedCaptureError, match="during a replay of the same engine"):
+        outer.replay()
+    state.replaying = False
+    outer.replay()
+
+
+def test_a_graph_is_not_replayed_in_itself(capture: Capture) -> None:
+    state = SimpleNamespace(graph=None)
+    again = eager_on_graph(lambda: state.graph.replay() if state.graph else None)
+    state.graph, _ = capture(again)
+    with pytest.raises(NestedCaptureError, match="during a replay of the same engine"):
+        state.graph.replay()
+
+
+def test_a_capture_inside_of_a_break_of_a_capture_is_refused(capture: Capture) -> None:
+    with pytest.raises(NestedCaptureError, match="cannot be started inside a capture"):
+        capture(eager_on_graph(lambda: other_graph(lambda: None)))
 
 
 # Engines that fail

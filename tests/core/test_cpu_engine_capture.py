@@ -16,6 +16,7 @@ from bcg_core import (
     HostReadError,
     eager_on_graph,
 )
+from bcg_harness.testing.capture_rules import HOST_READS
 
 Capture = Callable[..., Any]
 
@@ -339,74 +340,28 @@ def test_an_operation_that_may_copy_is_right_on_new_inputs(
 
 # Host reads
 
-HOST_READS: dict[str, Callable[[Tensor], Any]] = {
-    "item": lambda x: x.sum().item(),
-    "item_of_an_input": lambda x: x[0, 0].item(),
-    "bool": lambda x: bool(x.sum()),
-    "if": lambda x: 1 if x.sum() > 0 else 2,
-    "int": lambda x: int(x.sum()),
-    "float": lambda x: float(x.sum()),
-    "complex": lambda x: complex(x.sum()),
-    "index": lambda x: range(x.sum().long()),
-    "is_nonzero": lambda x: torch.is_nonzero(x.sum()),
-    "contains": lambda x: 3.0 in x,
-    "nonzero": lambda x: x.nonzero(),
-    "nonzero_as_tuple": lambda x: x.nonzero(as_tuple=True),
-    "argwhere": lambda x: torch.argwhere(x),
-    "where_with_one_argument": lambda x: torch.where(x > 2),
-    "index_by_mask": lambda x: x[x > 2],
-    "index_by_mask_and_integers": lambda x: x[x[:, 0] > 2, torch.zeros(1, dtype=torch.long)],
-    "index_by_bytes": lambda x: x[(x > 2).to(torch.uint8)],
-    "index_by_a_number_on_the_device": lambda x: x[x.sum().long()],
-    "slice_by_a_number_on_the_device": lambda x: x[: x.sum().long()],
-    "setitem_mask_tensor": lambda x: x.__setitem__(x > 2, torch.arange(4.0)),
-    "setitem_mask_and_integers": lambda x: x.__setitem__(
-        (x[:, 0] > 2, torch.zeros(1, dtype=torch.long)), 0.0
-    ),
-    "index_put_of_one_element_by_mask": lambda x: x.index_put((x > 2,), torch.zeros(1)),
-    "index_put_by_mask": lambda x: x.index_put((x > 2,), torch.arange(4.0)),
-    "index_put_accumulating_by_mask": lambda x: x.index_put_(
-        (x > 2,), torch.zeros(()), accumulate=True
-    ),
-    "masked_select": lambda x: x.masked_select(x > 2),
-    "unique": lambda x: x.unique(),
-    "unique_consecutive": lambda x: x.unique_consecutive(),
-    "bincount": lambda x: x.flatten().long().bincount(),
-    "one_hot": lambda x: torch.nn.functional.one_hot(x.long()),
-    "repeat_interleave_by_tensor": lambda x: x.repeat_interleave(x[:, 0].long(), dim=0),
-    "arange_to_tensor": lambda x: torch.arange(x.sum()),
-    "full_of_tensor": lambda x: torch.full((2,), x.sum()),
-    "alpha_is_a_tensor": lambda x: torch.add(x, x, alpha=x.sum()),
-    "equal": lambda x: torch.equal(x, x + 1),
-    "allclose": lambda x: torch.allclose(x, x),
-    "tolist": lambda x: x.tolist(),
-    "numpy": lambda x: x.numpy(),
-    "asarray": lambda x: np.asarray(x),
-    "asarray_with_dtype": lambda x: np.asarray(x, dtype=np.float64),
-    "from_dlpack": lambda x: np.from_dlpack(x),
-    "cpu": lambda x: x.cpu(),
-    "print": lambda x: print(x),
-    "repr": lambda x: repr(x),
-    "format": lambda x: f"{x}",
-    "format_number": lambda x: f"{x.sum():.3f}",
-    "error_check_of_an_inverse": lambda x: torch.linalg.inv(x[:2, :2]),
-    "least_squares": lambda x: torch.linalg.lstsq(x, x),
+READS_BY_NUMPY: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "asarray": lambda x, i: np.asarray(x),
+    "asarray_with_dtype": lambda x, i: np.asarray(x, dtype=np.float64),
+    "from_dlpack": lambda x, i: np.from_dlpack(x),
 }
+READS = READS_BY_NUMPY | HOST_READS
 
 
-@pytest.mark.parametrize("read", HOST_READS.values(), ids=HOST_READS)
-def test_a_host_read_is_refused(capture: Capture, read: Callable[[Tensor], Any]) -> None:
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_host_read_is_refused(capture: Capture, read: Callable[[Tensor, Tensor], Any]) -> None:
     with pytest.raises(HostReadError, match="reads a device value on the host inside a segment"):
-        capture(read, floats(3, 4))
+        capture(read, floats(3, 4), torch.tensor([2, 0, 1]))
 
 
-@pytest.mark.parametrize("read", HOST_READS.values(), ids=HOST_READS)
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_host_read_that_is_swallowed_makes_the_capture_fail(
-    graph: BreakableCUDAGraph, read: Callable[[Tensor], Any]
+    graph: BreakableCUDAGraph, read: Callable[[Tensor, Tensor], Any]
 ) -> None:
+    x, i = floats(3, 4), torch.tensor([2, 0, 1])
     capturing = BreakableCUDAGraphCapture(graph)
     with torch.no_grad(), pytest.raises(CaptureError, match="became invalid") as caught, capturing:
-        swallow(read, floats(3, 4))
+        swallow(read, x, i)
     assert isinstance(caught.value.__cause__, HostReadError)
     assert not graph.captured
 
@@ -423,8 +378,8 @@ def swallow(fn: Callable[..., Any], *args: Any) -> None:
     "name", ["item", "if", "nonzero", "index_by_mask", "equal", "tolist", "asarray", "cpu", "print"]
 )
 def test_a_host_read_inside_a_break_is_allowed(capture: Capture, name: str) -> None:
-    read = eager_on_graph(lambda x: (HOST_READS[name](x), None)[1])
-    graph, _ = capture(read, floats(3, 4))
+    read = eager_on_graph(lambda x, i: (READS[name](x, i), None)[1])
+    graph, _ = capture(read, floats(3, 4), torch.tensor([2, 0, 1]))
     graph.replay()
     assert len(graph.breaks) == 1
 
@@ -444,33 +399,6 @@ def test_host_reads_are_free_again_after_a_capture(capture: Capture) -> None:
     capture(lambda x: x + 1, floats(2))
     assert floats(2).tolist() == [1, 2]
     assert floats(2).sum().item() == 3
-
-
-CAPTURABLE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "rows": lambda x, i: x[i],
-    "columns": lambda x, i: x[:, i],
-    "pairs": lambda x, i: x[i, i],
-    "broadcast": lambda x, i: x[i[:, None], i],
-    "setitem": lambda x, i: x.clone().index_put_((i,), x[:2] * 2),
-    "accumulate": lambda x, i: x.index_put((i,), x[:2], accumulate=True),
-    "mask_as_weight": lambda x, i: x * (x > 2),
-    "where": lambda x, i: torch.where(x > 2, x, 0.0),
-    "repeat_interleave_by_number": lambda x, i: x.repeat_interleave(2, dim=0),
-    "index_add": lambda x, i: x.index_add(0, i, x[:2]),
-    "take": lambda x, i: x.take(i),
-}
-
-
-@pytest.mark.parametrize("index", CAPTURABLE.values(), ids=CAPTURABLE)
-def test_indexing_by_integers_and_masking_by_value_are_captured(
-    capture: Capture, index: Callable[[Tensor, Tensor], Tensor]
-) -> None:
-    x, i = floats(3, 4), torch.tensor([2, 0])
-    graph, result = capture(index, x, i)
-    x.mul_(3)
-    i.copy_(torch.tensor([1, 2]))
-    graph.replay()
-    assert torch.equal(result, index(x, i))
 
 
 # Other refusals
@@ -508,35 +436,83 @@ def test_a_number_made_a_tensor_in_a_segment_is_a_constant(capture: Capture, num
     assert torch.equal(result, run(x))
 
 
-GEOMETRY: dict[str, Callable[[Tensor], Any]] = {
+MEMORY: dict[str, Callable[[Tensor], Any]] = {
     "resize_": lambda x: x.resize_(2, 2),
     "resize_as_": lambda x: x.resize_as_(x[:1]),
     "set_": lambda x: x.set_(x.clone()),
-    "squeeze_": lambda x: x.squeeze_(),
-    "unsqueeze_": lambda x: x.unsqueeze_(0),
-    "t_": lambda x: x.t_(),
-    "transpose_": lambda x: x.transpose_(0, 1),
-    "as_strided_": lambda x: x.as_strided_((2,), (1,)),
     "deepcopy": lambda x: copy.deepcopy(x),
 }
 
 
-@pytest.mark.parametrize("change", GEOMETRY.values(), ids=GEOMETRY)
-def test_a_change_of_address_or_geometry_in_place_is_refused(
+@pytest.mark.parametrize("change", MEMORY.values(), ids=MEMORY)
+def test_a_change_of_a_tensors_memory_is_refused(
     capture: Capture, change: Callable[[Tensor], Any]
 ) -> None:
-    with pytest.raises(CaptureError, match="address or geometry in place"):
+    with pytest.raises(CaptureError, match="changes a tensor's memory"):
         capture(change, floats(3, 4))
 
 
-@pytest.mark.parametrize("change", GEOMETRY.values(), ids=GEOMETRY)
-def test_a_refused_change_of_geometry_does_not_happen(
+@pytest.mark.parametrize("change", MEMORY.values(), ids=MEMORY)
+def test_a_refused_change_of_memory_does_not_happen(
     capture: Capture, change: Callable[[Tensor], Any]
 ) -> None:
     x = floats(3, 4)
     with pytest.raises(CaptureError):
         capture(change, x)
     assert (x.shape, x.stride()) == ((3, 4), (4, 1))
+
+
+GEOMETRY: dict[str, Callable[[Tensor], Tensor]] = {
+    "squeeze_": lambda x: x.squeeze_(),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "t_": lambda x: x.t_(),
+    "transpose_": lambda x: x.transpose_(0, 1),
+    "as_strided_": lambda x: x.as_strided_((2,), (1,)),
+}
+
+
+@pytest.mark.parametrize("change", GEOMETRY.values(), ids=GEOMETRY)
+def test_a_change_of_geometry_in_place_is_made_at_once(
+    capture: Capture, change: Callable[[Tensor], Tensor]
+) -> None:
+    x = floats(3, 4)
+    eager = change(floats(3, 4))
+    graph, result = capture(change, x)
+    assert result is x
+    assert (x.shape, x.stride()) == (eager.shape, eager.stride())
+    assert graph.segments[0].operations == ()
+
+
+def test_operations_before_and_after_a_change_of_geometry_see_their_own(capture: Capture) -> None:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        rows = y.sum(0)
+        y.t_()
+        return rows, y.sum(0)
+
+    x = floats(3, 4)
+    graph, (columns, rows) = capture(run, x)
+    x.add_(1)
+    graph.replay()
+    assert torch.equal(columns, (2 * x).sum(0))
+    assert torch.equal(rows, (2 * x).sum(1))
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Any]] = {
+    "makes_sparse": lambda x: torch.sparse_coo_tensor(torch.zeros(1, 2).long(), x[0, :2], (4,)),
+    "takes_sparse": lambda x: SPARSE + 1,
+    "takes_jagged": lambda x: JAGGED + 1,
+}
+SPARSE = torch.eye(4).to_sparse()
+JAGGED = torch.nested.nested_tensor_from_jagged(torch.ones(4, 2), torch.tensor([0, 1, 4]))
+
+
+@pytest.mark.parametrize("run", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_tensor_of_another_layout_is_refused_by_name(
+    capture: Capture, run: Callable[[Tensor], Any]
+) -> None:
+    with pytest.raises(CaptureError, match=r"takes or makes a tensor of torch\.(sparse|jagged)"):
+        capture(run, floats(3, 4))
 
 
 @pytest.mark.parametrize("shape", [(0,), (4, 4), (9,)], ids=str)

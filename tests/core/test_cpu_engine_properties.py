@@ -152,8 +152,9 @@ def test_a_capture_changes_no_input_outside_of_breaks(program: list[tuple[str, i
 @settings(UNHURRIED, max_examples=60)
 @given(program=programs)
 def test_a_program_has_a_segment_more_than_breaks(program: list[tuple[str, int, int]]) -> None:
+    inputs = values(0)
     graph = BreakableCUDAGraph(CPUSegmentEngine())
     with torch.no_grad(), BreakableCUDAGraphCapture(graph):
-        run(program, values(0))
+        run(program, inputs)
     assert len(graph.breaks) == sum(name in BREAKS for name, _, _ in program)
     assert len(graph.segments) == len(graph.breaks) + 1

@@ -1,9 +1,20 @@
 """Which engine records for which device."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
-from bcg_core import CPUSegmentEngine, CUDASegmentEngine, engine_for
+from bcg_core import (
+    BreakableCUDAGraph,
+    BreakableCUDAGraphCapture,
+    CPUSegmentEngine,
+    CUDASegmentEngine,
+    NestedCaptureError,
+    eager_on_graph,
+    engine_for,
+)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")], ids=str)
@@ -36,3 +47,54 @@ def test_the_cuda_engine_itself_is_refused_without_a_gpu(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="or use device 'cpu' for the emulator"):
         CUDASegmentEngine()
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "CPUSegmentEngine": CPUSegmentEngine,
+    "engine_for_cpu": lambda: engine_for("cpu"),
+    "engine_for_cuda": lambda: engine_for("cuda"),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_an_engine_is_not_made_in_a_segment(
+    graph: BreakableCUDAGraph, make: Callable[[], Any]
+) -> None:
+    with (
+        pytest.raises(NestedCaptureError, match="an engine cannot be made inside a capture"),
+        BreakableCUDAGraphCapture(graph),
+    ):
+        make()
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_an_engine_is_not_made_in_a_break(
+    graph: BreakableCUDAGraph, make: Callable[[], Any]
+) -> None:
+    with (
+        pytest.raises(NestedCaptureError, match="in a segment or in a break: make it before"),
+        BreakableCUDAGraphCapture(graph),
+    ):
+        eager_on_graph(make)()
+
+
+def test_an_engine_is_made_in_a_break_at_replay(graph: BreakableCUDAGraph) -> None:
+    made: list[CPUSegmentEngine] = []
+    replaying: list[bool] = []
+    make = eager_on_graph(lambda: made.append(CPUSegmentEngine()) if replaying else None)
+    with BreakableCUDAGraphCapture(graph):
+        make()
+    replaying.append(True)
+    graph.replay()
+    assert len(made) == 1
+
+
+def test_a_runner_is_not_made_in_a_capture(
+    graph: BreakableCUDAGraph,
+    make_runner: Callable[..., Any],
+    make_backend: Callable[..., Any],
+    toy_model: type[Any],
+) -> None:
+    model, backend = toy_model(), make_backend()
+    with pytest.raises(NestedCaptureError, match="engine"), BreakableCUDAGraphCapture(graph):
+        make_runner(model=model, backend=backend, captured=False)

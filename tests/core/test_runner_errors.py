@@ -21,6 +21,7 @@ from bcg_core import (
     PagedKVCache,
     PrefillBatch,
 )
+from bcg_harness.testing import written_sequence
 
 Make = Callable[..., Any]
 
@@ -102,9 +103,7 @@ WRONG: dict[str, tuple[Callable[[PagedKVCache], PrefillBatch], str]] = {
 
 
 def cached_tokens(kv_cache: PagedKVCache, count: int) -> KVSequence:
-    sequence = KVSequence(cached=count)
-    kv_cache.extend(sequence, count)
-    return sequence
+    return written_sequence(kv_cache, count)
 
 
 def stale_batch(kv_cache: PagedKVCache) -> PrefillBatch:

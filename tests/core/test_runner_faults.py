@@ -15,12 +15,12 @@ from torch import Tensor
 from bcg_core import (
     BreakableCUDAGraph,
     BreakableCUDAGraphCapture,
-    KVSequence,
     Mode,
     PagedKVCache,
     PrefillBatch,
     eager_on_graph,
 )
+from bcg_harness.testing import written_sequence
 
 Make = Callable[..., Any]
 MODES = pytest.mark.parametrize("mode", Mode, ids=lambda mode: mode.value)
@@ -98,9 +98,8 @@ def test_stale_positions_of_an_earlier_batch_are_not_looked_up(
     make_runner: Make, make_chunk: Make, make_batch: Make
 ) -> None:
     # Positions 48 to 55, then 0 and 1: a tail left as it was would read NaN from the table.
-    runner, sequence = make_runner(), KVSequence(cached=48)
-    runner.kv_cache.extend(sequence, 48)
-    long = make_chunk(8, sequence=sequence)
+    runner = make_runner()
+    long = make_chunk(8, sequence=written_sequence(runner.kv_cache, 48))
     runner.prefill(PrefillBatch.from_chunks([long], runner.kv_cache))
     runner.model.table_S[2:] = float("nan")
     runner.prefill(make_batch(2))

@@ -320,7 +320,7 @@ class KeepsCountsAfterFailures(PrefillRunner):
 
     def prefill(self, batch: PrefillBatch, **options: Any) -> PrefillResult:
         for sequence, length in zip(batch.sequences, batch.kv_lens, strict=True):
-            sequence.cached = length
+            self.kv_cache.mark_written(sequence, length)
         return super().prefill(batch, **options)
 
 

@@ -306,7 +306,7 @@ def test_without_turns_a_call_inside_of_another_spoils_it(
 
     def call(layer: int) -> None:
         backend.before_forward = lambda layer: None
-        without_turns.prefill(other)
+        without_turns.prefill(other, mode=Mode.EAGER)
 
     backend.before_forward = call
     assert not torch.equal(without_turns.prefill(batch).logits_BV, expected)
@@ -321,7 +321,7 @@ def test_without_turns_another_thread_spoils_a_call(
 
     def let_another_in(layer: int) -> None:
         backend.before_forward = lambda layer: None
-        together(lambda: without_turns.prefill(other))
+        together(lambda: without_turns.prefill(other, mode=Mode.EAGER))
 
     backend.before_forward = let_another_in
     assert not torch.equal(without_turns.prefill(batch).logits_BV, expected)

@@ -90,6 +90,50 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     assert "morning" in result.output
 
 
+PUBLISHED = {
+    "azure": (
+        "conv.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,20,44\n"
+        "2023-11-16 18:15:47.9951690,30,109\n2023-11-16 18:15:48.2224670,4096,55\n",
+        [[[0, 20]], [[0, 30]]],
+    ),
+    "mooncake": (
+        "toolagent.jsonl",
+        '{"timestamp": 0, "input_length": 20, "output_length": 5, "hash_ids": [0]}\n'
+        '{"timestamp": 3000, "input_length": 30, "output_length": 5, "hash_ids": [0]}\n'
+        '{"timestamp": 3000, "input_length": 4096, "output_length": 5, "hash_ids": [1, 2]}\n',
+        [[[0, 20]], [[20, 10]]],
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "steps"), PUBLISHED.values(), ids=PUBLISHED)
+def test_published_traces_are_measured_less_what_is_longer_than_the_context(
+    tmp_path: Path, name: str, text: str, steps: list[Any]
+) -> None:
+    trace, out = tmp_path / name, tmp_path / "out.json"
+    trace.write_text(text)
+    result = bcg(*QUICK, "--trace", str(trace), "--mode", "eager", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    note = "1 of 3 requests are longer than the context of 2048 tokens: left out"
+    assert f"{trace.stem}: {note}" in result.output
+    raw = json.loads(out.read_text())
+    (workload,) = raw["workloads"]
+    assert (workload["steps"], workload["left_out"], workload["cut"]) == (steps, 1, 0)
+    assert raw["settings"]["longer"] == "skip"
+    assert raw["notes"][trace.stem] == [note]
+
+
+def test_a_trace_with_a_request_beyond_the_context_is_refused_when_asked_for(
+    tmp_path: Path,
+) -> None:
+    trace = tmp_path / "morning.jsonl"
+    trace.write_text('{"prompt_tokens": 20}\n{"prompt_tokens": 4096}\n')
+    result = bcg(*QUICK, "--trace", str(trace), "--longer", "refuse")
+    assert result.exit_code == 2, result.output
+    assert "--longer skip leaves them out" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

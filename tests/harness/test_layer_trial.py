@@ -71,7 +71,7 @@ def lay_out(stage: Stage, lengths: Sequence[tuple[int, int]]) -> PrefillBatch:
     for prefix, new in lengths:
         sequence = KVSequence()
         stage.kv_cache.extend(sequence, prefix + new)
-        sequence.cached = prefix
+        stage.kv_cache.mark_written(sequence, prefix)
         chunks.append(Chunk(token_ids=[0] * new, sequence=sequence))
     return PrefillBatch.from_chunks(chunks, stage.kv_cache)
 

@@ -1,14 +1,17 @@
 """A model is found by what it is called, with the tokens that go with it."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from bcg_core import CheckpointError
 from bcg_harness import HarnessError, RandomTokens, models, resolve_model
 from bcg_harness.memory import has_to_fit
-from bcg_llama import PRESETS
+from bcg_llama import PRESETS, CheckpointWarning
 
 FLOAT32, CPU = torch.float32, torch.device("cpu")
 
@@ -75,3 +78,15 @@ def test_a_text_needs_a_tokenizer() -> None:
     resolved = resolve_model("tiny", dtype=FLOAT32, device=CPU)
     with pytest.raises(HarnessError, match="has no tokenizer: leave out --text"):
         resolved.token_source("a text", seed=0)
+
+
+def test_a_warning_about_a_checkpoint_arrives(tmp_path: Path) -> None:
+    model = resolve_model("tiny", dtype=FLOAT32, device=CPU).model
+    shape = {"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
+    counts = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
+    raw = {"model_type": "llama", "attn_bonus": 2, **shape, **counts}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    named = {name: tensor.clone() for name, tensor in model.named_tensors()}
+    save_file(named, tmp_path / "model.safetensors")
+    with pytest.warns(CheckpointWarning, match="nothing here reads attn_bonus"):
+        resolve_model(str(tmp_path), dtype=FLOAT32, device=CPU)

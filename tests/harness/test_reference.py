@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bcg_core import KVSequence, PagedKVCache, PrefillBatch, causal_attention, low_attention
+from bcg_core import PagedKVCache, PrefillBatch, causal_attention, low_attention
 from bcg_core.attention import sequential_matmul, tensor_core_matmul
 from bcg_core.batch import Chunk
 from bcg_harness import LlamaReference, RandomTokens
 from bcg_harness.oracle import HiddenOracle, cached_slots
 from bcg_harness.reference import high_precision
+from bcg_harness.testing import sequence_on
 from bcg_llama import PRESETS, LlamaModel, random_llama
 
 
@@ -57,7 +58,7 @@ def test_cached_slots_follow_the_page_table(small_model: LlamaModel) -> None:
 
 def test_cached_slots_begin_with_the_prefix(small_model: LlamaModel) -> None:
     cache = PagedKVCache(small_model.spec, num_pages=8, page_size=4)
-    sequence = KVSequence(pages=[3, 1], cached=3)
+    sequence = sequence_on(cache, [3, 1], cached=3)
     batch = PrefillBatch.from_chunks([Chunk(token_ids=[1, 2], sequence=sequence)], cache)
     assert [slots.tolist() for slots in cached_slots(batch)] == [[12, 13, 14, 15, 4]]
 

@@ -1,7 +1,7 @@
 """Run a Llama without a runner, and build the same model in transformers."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,5 +168,84 @@ def write_directory(tmp_path: Path) -> Write:
         index = {"metadata": {}, "weight_map": files}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
         return tmp_path
+
+    return write
+
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers.": "blk.",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_tensors(model: LlamaModel) -> dict[str, Tensor]:
+    """Rename to llama.cpp's names; its queries and keys hold the two elements of a rotated pair side by side."""
+    renamed = {}
+    for name, tensor in model.named_tensors():
+        if "q_proj" in name or "k_proj" in name:
+            halves = tensor.view(-1, 2, model.config.head_dim // 2, tensor.shape[1])
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        for theirs, ours in GGUF_NAMES.items():
+            name = name.replace(theirs, ours)
+        renamed[name] = tensor
+    return renamed
+
+
+@pytest.fixture
+def write_gguf(tmp_path: Path) -> Write:
+    """Write a model as float32 GGUF, with changes, and return its path (of all parts, if it is split, the first's)."""
+    gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
+
+    def write(
+        model: LlamaModel,
+        *,
+        architecture: str = "llama",
+        tensors: dict[str, Tensor | None] | None = None,
+        scaling: tuple[str, float] | None = None,
+        fields: Mapping[str, Any] | None = None,
+        left_out: Collection[str] = (),
+        tensors_per_part: int = 0,
+    ) -> Path:
+        path, config = tmp_path / "model.gguf", model.config
+        writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
+        writer.add_vocab_size(config.vocab_size)
+        writer.add_context_length(config.max_positions)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_block_count(config.num_layers)
+        writer.add_head_count(config.num_heads)
+        writer.add_head_count_kv(config.num_kv_heads)
+        writer.add_rope_dimension_count(config.head_dim)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_freq_base(config.rope.theta)
+        if scaling is not None:
+            writer.add_rope_scaling_type(gguf.RopeScalingType(scaling[0]))
+            writer.add_rope_scaling_factor(scaling[1])
+        if config.rope.original_max_positions is not None:
+            writer.add_rope_scaling_orig_ctx_len(config.rope.original_max_positions)
+        for name, value in (fields or {}).items():
+            kind = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+            getattr(writer, f"add_{kind[type(value)]}")(f"llama.{name}", value)
+        for name in left_out:
+            del writer.kv_data[0][f"llama.{name}"]
+        for name, tensor in {**gguf_tensors(model), **(tensors or {})}.items():
+            if tensor is not None:
+                writer.add_tensor(name, tensor.numpy().copy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return min(tmp_path.glob("*.gguf"))
 
     return write

@@ -36,7 +36,7 @@ MESSAGES = {
     "empty-file": "model.safetensors: not a complete safetensors file",
     "index-is-no-json": "model.safetensors.index.json: not JSON",
     "index-without-map": "model.safetensors.index.json: no weight_map",
-    "no-config": "no config.json",
+    "no-config": "no config.json; found model.safetensors$",
     "config-is-no-json": "config.json: not JSON",
     "config-is-a-list": "config.json: expected an object, found list",
     "no-weights": "neither model.safetensors nor .* found config.json, pytorch_model.bin",

@@ -1,9 +1,12 @@
 """Built-in shapes: what they promise, and that nobody can change them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from bcg_llama import PRESETS, LlamaConfig, LlamaWeights
+from bcg_core import PagedKVCache, PrefillRunner
+from bcg_llama import PRESETS, LlamaConfig, LlamaWeights, random_llama
 
 TINY = [name for name in PRESETS if name.startswith("tiny")]
 
@@ -16,6 +19,61 @@ def test_preset_has_as_many_parameters_as_the_published_model(name: str, paramet
     meta = torch.device("meta")
     weights = LlamaWeights.empty(PRESETS[name], dtype=torch.bfloat16, device=meta)
     assert sum(tensor.numel() for _, tensor in weights.named_tensors()) == parameters
+
+
+LLAMA_3_2_1B = {
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": True,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+}
+LLAMA_3_1_8B = {
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": False,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("llama-1b", LLAMA_3_2_1B), ("llama-8b", LLAMA_3_1_8B)]
+)
+def test_preset_is_what_the_published_configuration_says(
+    name: str, published: dict[str, object]
+) -> None:
+    raw = {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 500000.0,
+        **published,
+    }
+    assert LlamaConfig.from_hf(raw) == PRESETS[name]
+
+
+def test_the_kv_cache_bounds_a_long_context() -> None:
+    model = random_llama(replace(PRESETS["tiny"], max_positions=131072))
+    kv_cache = PagedKVCache(model.spec, num_pages=9, page_size=16)
+    runner = PrefillRunner(model, kv_cache, "sdpa", buckets=[16])
+    assert runner.limits.max_context == 8 * 16
 
 
 def test_presets_cannot_be_changed() -> None:

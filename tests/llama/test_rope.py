@@ -50,6 +50,25 @@ def test_table_is_that_of_transformers(rope: RopeConfig, hf_dict: Any) -> None:
     torch.testing.assert_close(table, expected, rtol=0, atol=2**-12)
 
 
+@pytest.mark.parametrize("preset", ["llama-1b", "llama-8b"])
+def test_the_end_of_a_long_context_is_that_of_transformers(preset: str, hf_dict: Any) -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = PRESETS[preset]
+    assert config.max_positions == 131072
+    cos_SF, sin_SF = cos_sin_table(
+        config.rope,
+        head_dim=config.head_dim,
+        max_positions=config.max_positions,
+        device=torch.device("cpu"),
+    )
+    rotary = llama.LlamaRotaryEmbedding(llama.LlamaConfig(**hf_dict(config)))
+    cos, sin = rotary(torch.zeros(1), torch.arange(131008, 131072)[None])
+    half = config.head_dim // 2
+    # An angle up to 131072 is known to half a float32 step, 2 ** -8.
+    torch.testing.assert_close(cos_SF[-64:], cos[0, :, :half], rtol=0, atol=2**-6)
+    torch.testing.assert_close(sin_SF[-64:], sin[0, :, :half], rtol=0, atol=2**-6)
+
+
 def test_divisors_divide_the_frequencies() -> None:
     divisors = tuple(float(i + 1) for i in range(32))
     found = inverse_frequencies(RopeConfig(divisors=divisors), 64)

@@ -79,6 +79,7 @@ class Bench:
         progress: told about long work.
         setups: what it took to make modes ready.
         skipped: backends that could not be used, with the reason.
+        broken: backends that raised when they were made, with what they raised.
         notes: what backends and modes say of themselves, by label.
     """
 
@@ -100,10 +101,7 @@ class Bench:
         self.workloads = tuple(workloads)
         self._effort = effort or Effort()
         self.progress = progress or NoProgress()
-        pages = [
-            sum(-(-length // page_size) for length in workload.lengths.values())
-            for workload in workloads
-        ]
+        pages = [workload.kv_pages(page_size) for workload in workloads]
         filled = -(-min(buckets[-1], spec.max_positions) // page_size)
         kv_cache = PagedKVCache(spec, num_pages=max([*pages, filled]) + 1, page_size=page_size)
         self.ground = Ground(
@@ -121,12 +119,12 @@ class Bench:
         self._reference: Reference | None = None
         self.setups: list[ModeSetup] = []
         self.skipped: dict[str, str] = {}
+        self.broken: dict[str, str] = {}
         self.notes: dict[str, list[str]] = {}
         self._backends: dict[str, AttentionBackend] = {}
 
-    @property
-    def reference(self) -> Reference:
-        """Return the reference, computed at first use."""
+    def compute_reference(self) -> Reference:
+        """Compute the reference, once, and return it."""
         if self._reference is None:
             self.progress.start("computing the reference", 1)
             self._reference = Reference(self.ground, self._source)
@@ -148,21 +146,21 @@ class Bench:
         for group in self.groups(candidates):
             prepared = self.prepare(group)
             name = group.modes[0].name if group.label == NO_BACKEND else group.label
-            self.progress.start(name, len(self.workloads))
+            self.compute_reference()  # which tells of its own progress
+            self.progress.start(name, sum(len(each.stretches) for each in self.workloads))
             with no_garbage_collection():
                 for workload in self.workloads:
                     yield from self.measure(group, prepared, workload)
-                    self.progress.advance()
 
     def measure(self, group: Group, prepared: Prepared, workload: Workload) -> list[Cell]:
-        """Return a cell for each mode of ``group`` on ``workload``."""
+        """Return a cell for each mode of ``group`` on ``workload``; progress is told of each stretch of it."""
         run = self.enter(group.label, workload)
         cells = {cell.mode: cell for cell in run.measure(prepared.ready, self._effort)}
         cells |= {mode: run.without(mode, *why) for mode, why in prepared.others.items()}
         return [cells[mode.name] for mode in group.modes]
 
     def make(self, candidate: Candidate) -> AttentionBackend | None:
-        """Make a backend, once; None, and an entry in ``skipped``, where that is not possible."""
+        """Make a backend, once; None, and an entry in ``skipped`` or ``broken``, where that is not possible."""
         label = candidate.label
         if label in self._backends:
             return self._backends[label]
@@ -176,7 +174,7 @@ class Bench:
         except PASSED_ON:
             raise
         except BaseException as error:  # noqa: BLE001  # the plug-in's, whatever it is
-            self.skipped[label] = describe(error)
+            self.broken[label] = describe(error)
         return self._backends.get(label)
 
     def prepare(self, group: Group) -> Prepared:
@@ -202,8 +200,8 @@ class Bench:
             else:
                 ready.append(mode)
                 self._keep(setup)
-                self._note(mode.name, mode.notes())
-        self._note(label, backend.notes())
+                self.note(mode.name, mode.notes())
+        self.note(label, backend.notes())
         return Prepared(ready=tuple(ready), others=others)
 
     def _keep(self, setup: ModeSetup) -> None:
@@ -213,14 +211,22 @@ class Bench:
         if setup != nothing and (setup.backend, setup.mode) not in known:
             self.setups.append(setup)
 
-    def _note(self, label: str, notes: Iterable[str]) -> None:
+    def note(self, label: str, notes: Iterable[str]) -> None:
+        """Keep what is said of a backend, mode or workload called ``label``, once."""
         if lines := [line for line in notes if line not in self.notes.get(label, ())]:
             self.notes.setdefault(label, []).extend(lines)
 
     def enter(self, label: str, workload: Workload) -> CellRun:
         """Make ``workload`` the one at hand, for cells of the backend called ``label``; valid until the next call."""
-        scenes = self.arena.enter(workload)
-        return CellRun(label, workload, scenes, self.reference, self.ground.kv_cache)
+        self.arena.leave()  # the reference needs pages for its own check
+        return CellRun(
+            label,
+            workload,
+            self.arena,
+            self.compute_reference(),
+            self.ground.kv_cache,
+            self.progress,
+        )
 
 
 def _needed(workloads: Iterable[Workload], buckets: TokenBuckets) -> TokenBuckets | None:

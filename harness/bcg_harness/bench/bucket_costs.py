@@ -25,7 +25,6 @@ def measure_buckets(bench: Bench, candidates: Sequence[Candidate]) -> Iterator[B
         bench.progress.start(f"{candidate.label}: cost of each bucket", len(sizes))
         for size in sizes:
             eager, replay = bench.measure(group, prepared, parse_workload(f"single-{size}"))
-            bench.progress.advance()
             if cost := _cost(bench, size, eager, replay):
                 yield cost
 

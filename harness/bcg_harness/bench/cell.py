@@ -40,6 +40,11 @@ class CheckSummary:
     budget: float
     what: str
 
+    @property
+    def load(self) -> float:
+        """Return the error as a fraction of the budget."""
+        return self.error / self.budget
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTime:

@@ -130,6 +130,8 @@ def bench_ready(bench: Bench, bcg_backend: Candidate, bench_mode: str) -> Execut
     mode = next(mode for mode in bench.modes if mode.name == bench_mode)
     backend = bench.make(bcg_backend)
     if backend is None:
+        if reason := bench.broken.get(bcg_backend.label):
+            pytest.fail(reason, pytrace=False)
         pytest.skip(bench.skipped[bcg_backend.label])
     prepared = bench.prepare(Group(label=bcg_backend.label, backend=backend, modes=[mode]))
     for status, reason in prepared.others.values():

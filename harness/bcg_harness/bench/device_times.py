@@ -45,14 +45,19 @@ def _profile(bench: Bench, group: Group, measured: set[Pass]) -> dict[Pass, Acti
     bench.progress.start(f"{group.label}: profiling", len(bench.workloads))
     with Profiler() as profiler:
         for workload in bench.workloads:
-            scenes = bench.arena.enter(workload)
-            bench.reference.run(scenes)
+            bench.progress.advance()
+            if len(workload.stretches) > 1:
+                bench.note(
+                    workload.name, ["not profiled: it has more batches than a profile holds"]
+                )
+                continue
+            (scenes,) = bench.arena.enter(workload)
+            bench.compute_reference().run(scenes)
             for mode in prepared.ready:
                 key = group.label, mode.name, workload.name
                 if key in measured:
                     run_once(mode, scenes)  # what was prepared anew has its first calls here
                     profiler.run(key, mode, scenes)
-            bench.progress.advance()
     return profiler.activities()
 
 

@@ -4,7 +4,7 @@ All times are seconds, all sizes bytes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class BenchReport:
         break_overhead: None where breakable was not measured.
         bucket_costs: empty unless they were asked for.
         timelines: one of each backend that breakable was measured with.
+        broken: backends that raised where they were loaded or made, with what they raised.
         end: what ended the run before its last cell, ``INTERRUPTED`` for Ctrl-C; None when nothing did.
     """
 
@@ -56,6 +57,7 @@ class BenchReport:
     break_overhead: BreakOverhead | None
     bucket_costs: tuple[BucketCost, ...]
     timelines: tuple[Timeline, ...]
+    broken: Mapping[str, str] = field(default_factory=dict)
     end: str | None = None
 
     def backends(self) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from bcg_harness.bench.stretches import cut
 from bcg_harness.cases import Step
 from bcg_harness.errors import HarnessError
 from bcg_harness.selection import MOST_TOKENS
@@ -21,17 +22,23 @@ class Request:
         prompt_tokens: new tokens, at least 1.
         prefix_tokens: tokens before them that are in the KV cache already.
         arrival_seconds: since the start.
+        output_tokens: tokens that were generated for it.
     """
 
     prompt_tokens: int
     prefix_tokens: int = 0
     arrival_seconds: float = 0.0
+    output_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
             raise HarnessError(f"prompt_tokens is {self.prompt_tokens}, expected at least 1")
         if self.prefix_tokens < 0:
             raise HarnessError(f"prefix_tokens is {self.prefix_tokens}, expected at least 0")
+        if not 0 <= self.output_tokens <= MOST_TOKENS:
+            raise HarnessError(
+                f"output_tokens is {self.output_tokens}, expected at least 0 and at most {MOST_TOKENS}"
+            )
         if self.total_tokens > MOST_TOKENS:
             raise HarnessError(
                 f"{self.prompt_tokens} new and {self.prefix_tokens} cached tokens are too long a request: "
@@ -56,12 +63,14 @@ def pack(
     token_budget: int,
     max_requests: int,
     max_wait: float = 0.02,
+    stretch_tokens: int | None = None,
 ) -> tuple[Step, ...]:
     """Return the batches in which ``requests`` are prefilled; a sequence number is a place in ``requests``.
 
-    First come steps that are not checked and put all prefixes into the KV cache. Then requests are served in order of
+    First come steps that are not checked and put prefixes into the KV cache. Then requests are served in order of
     arrival. A batch closes when it is full, or when the next request arrives more than ``max_wait`` seconds after the
-    first of the batch. A prompt that does not fit fills the rest of the batch and goes on in the next.
+    first of the batch. A prompt that does not fit fills the rest of the batch and goes on in the next. With
+    ``stretch_tokens`` the prefixes come stretch by stretch, so that pages can change hands between them.
 
     Batches do not depend on how long they take: every execution mode gets the same ones, so that times can be compared.
     A real server would put what arrives during a slow batch into the next one.
@@ -71,6 +80,7 @@ def pack(
         token_budget: most new tokens of a batch.
         max_requests: most requests of a batch.
         max_wait: seconds that the first request of a batch waits for others.
+        stretch_tokens: tokens of a stretch, as in ``stretches.cut``; None leaves all in one.
 
     Raises:
         HarnessError: for budgets below 1, a negative wait, or requests that are out of order.
@@ -86,12 +96,16 @@ def pack(
     if any(later < earlier for earlier, later in pairwise(arrivals)):
         raise HarnessError("requests are out of order: sort them by arrival_seconds")
     scheduler = _Scheduler(token_budget, max_requests, max_wait)
-    prefixes = ((i, r.prefix_tokens, 0.0) for i, r in enumerate(requests))
     prompts = ((i, r.prompt_tokens, r.arrival_seconds) for i, r in enumerate(requests))
-    return (
-        *(Step(requests=batch, checked=False) for batch in scheduler.batches(prefixes)),
-        *(Step(requests=batch) for batch in scheduler.batches(prompts)),
-    )
+    timed = [Step(requests=batch) for batch in scheduler.batches(prompts)]
+    cached = {i: request.prefix_tokens for i, request in enumerate(requests)}
+    steps: list[Step] = []
+    for stretch in [timed] if stretch_tokens is None else cut(timed, stretch_tokens, cached=cached):
+        own = dict.fromkeys(sequence for step in stretch for sequence, _ in step.requests)
+        prefixes = ((sequence, cached[sequence], 0.0) for sequence in own)
+        steps += [Step(requests=batch, checked=False) for batch in scheduler.batches(prefixes)]
+        steps += stretch
+    return tuple(steps)
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,8 @@ def problem_lines(report: BenchReport) -> Iterator[str]:
         where = mode if backend == NO_BACKEND else f"{backend} / {mode}"
         times = f" ({count} workloads)" if count > 1 else ""
         yield f"{_WORDS[status]} {escape(where)}{times}: {escape(reason)}"
+    for backend, reason in report.broken.items():
+        yield f"{_WORDS[Status.ERROR]} {escape(backend)}: {escape(reason)}"
     for backend, reason in report.skipped.items():
         yield f"[yellow]skip[/] {escape(backend)}: {escape(reason)}"
 
@@ -157,6 +159,7 @@ def summary_line(report: BenchReport) -> str:
     measured = counts[Status.MEASURED]
     checked = ", each between two passing checks" if measured else ""
     parts = [f"[green]{measured} measured[/]{checked}"]
+    counts[Status.ERROR] += len(report.broken)
     for status, word in (
         (Status.UNAVAILABLE, "not available"),
         (Status.FAILED, "[bold red]wrong[/]"),

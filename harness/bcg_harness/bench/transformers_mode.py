@@ -95,7 +95,7 @@ class TransformersEager(ExecutionMode):
         last_BD = hidden_BSD.flatten(0, 1).index_select(0, inputs.last_B)
         logits_BV = self._model.logits(last_BD)
         for sequence, length in zip(batch.sequences, batch.kv_lens, strict=False):
-            sequence.cached = length
+            self.ground.kv_cache.mark_written(sequence, length)
         return Prefilled(
             logits_BV=logits_BV,
             next_tokens_B=logits_BV.argmax(dim=-1),

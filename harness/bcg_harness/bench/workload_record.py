@@ -11,11 +11,15 @@ class WorkloadRecord:
         name: in tables and ``--workload``.
         description: in words.
         steps: timed batches; of each the (prefix, new tokens) of its requests.
+        left_out: requests that are in no batch, as they are longer than the context.
+        cut: requests that were cut to the context.
     """
 
     name: str
     description: str
     steps: tuple[tuple[tuple[int, int], ...], ...]
+    left_out: int = 0
+    cut: int = 0
 
     @property
     def real_tokens(self) -> int:

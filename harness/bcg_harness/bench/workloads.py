@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from bcg_harness.bench.stretches import Stretch, cut
 from bcg_harness.bench.workload_record import WorkloadRecord
-from bcg_harness.cases import Case, Step
+from bcg_harness.cases import Case, Step, lengths_of
 from bcg_harness.errors import HarnessError
 
 
@@ -17,10 +19,21 @@ class Workload:
     Attributes:
         case: the batches.
         arrivals: seconds since the start at which sequences arrive; 0 for those that are left out.
+        leaves: seconds since the start until which sequences hold their pages; those that are left out hold them until
+            the end of their stretch.
+        stretch_tokens: tokens of a stretch, as in ``stretches.cut``; None for a single one.
+        notes: what a reader of the figures should know, a line each.
+        left_out: requests that are in no batch, as they are longer than the context.
+        cut: requests that were cut to the context.
     """
 
     case: Case
     arrivals: Mapping[int, float] = field(default_factory=dict)
+    leaves: Mapping[int, float] = field(default_factory=dict)
+    stretch_tokens: int | None = None
+    notes: tuple[str, ...] = ()
+    left_out: int = 0
+    cut: int = 0
 
     @property
     def name(self) -> str:
@@ -57,10 +70,31 @@ class Workload:
         """Return the tokens of the longest sequence at the end: the context that a model needs."""
         return max(self.lengths.values(), default=0)
 
-    @property
-    def kv_tokens(self) -> int:
-        """Return the tokens that the KV cache holds at the end, page ends not counted."""
-        return sum(self.lengths.values())
+    @cached_property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Return the pieces that are measured one after the other, each by itself."""
+        if self.stretch_tokens is None:
+            return (Stretch(steps=self.case.steps),)
+        found: list[Stretch] = []
+        held: list[int] = []
+        for steps in cut(self.case.steps, self.stretch_tokens):
+            own = lengths_of(steps)
+            begins = min((self.arrivals.get(sequence, 0.0) for sequence in own), default=0.0)
+            ended = tuple(each for each in held if self.leaves.get(each, 0.0) <= begins)
+            found.append(Stretch(steps=steps, ended=ended))
+            gone = set(ended)
+            held = [*(each for each in held if each not in gone), *own]
+        return tuple(found)
+
+    def kv_pages(self, page_size: int) -> int:
+        """Return the most pages of ``page_size`` tokens that are held at once."""
+        lengths = self.lengths
+        held, most = 0, 0
+        for stretch in self.stretches:
+            held -= sum(-(-lengths[sequence] // page_size) for sequence in stretch.ended)
+            held += sum(-(-length // page_size) for length in stretch.lengths.values())
+            most = max(most, held)
+        return most
 
     def batch_tokens(self) -> tuple[int, ...]:
         """Return R of each timed batch: the distribution that a bucket ladder has to serve."""
@@ -75,7 +109,13 @@ class Workload:
                 steps.append(tuple((cached.get(seq, 0), new) for seq, new in step.requests))
             for sequence, new in step.requests:
                 cached[sequence] = cached.get(sequence, 0) + new
-        return WorkloadRecord(name=self.name, description=self.description, steps=tuple(steps))
+        return WorkloadRecord(
+            name=self.name,
+            description=self.description,
+            steps=tuple(steps),
+            left_out=self.left_out,
+            cut=self.cut,
+        )
 
     def time_to_first_token(self, step_latencies: Sequence[float]) -> dict[int, float]:
         """Return how long each sequence waits from its arrival to its first token, queueing included.

@@ -5,14 +5,25 @@ from typing import Annotated
 
 import typer
 
-from bcg_harness.cli.options import Device, Dtype, MaxRequests, PageSize, TokenBudget, refuse_nan
+from bcg_harness.bench.longer import Longer
+from bcg_harness.cli.options import (
+    Device,
+    Dtype,
+    LongerRequests,
+    MaxRequests,
+    PageSize,
+    TokenBudget,
+    Traces,
+    refuse_nan,
+)
 
 
 def bench(
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="Backend to measure, all its variants or one as in 'flash_attn[version=3]'; repeatable. Default: all.",
+            help="Backend to measure, all its variants or one as in 'flash_attn[version=3]', also with options of its "
+            "constructor as in 'flashinfer[plans_in_flight=3]'; repeatable. Default: all.",
             metavar="NAME",
         ),
     ] = None,
@@ -33,14 +44,8 @@ def bench(
             metavar="NAME",
         ),
     ] = None,
-    trace: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help='Requests to prefill, a JSON object a line: {"prompt_tokens": 300, "prefix_tokens": 0, '
-            '"arrival_seconds": 0.5}; repeatable.',
-            metavar="FILE.jsonl",
-        ),
-    ] = None,
+    trace: Traces = None,
+    longer: LongerRequests = Longer.SKIP,
     device: Device = "cpu",
     model: Annotated[
         str,
@@ -106,6 +111,7 @@ def bench(
         bcg bench --device cuda --model llama-1b --json out.json
         bcg bench --device cuda --backend flashinfer --workload single-256 --workload chat-32
         bcg bench --device cuda --trace requests.jsonl           your own traffic
+        bcg bench --device cuda --trace AzureLLMInferenceTrace_conv.csv --longer cut
         bcg report out.json                                      the same with pictures
     """
     from bcg_harness.cli_bench import BenchOptions, bench_backends
@@ -115,6 +121,7 @@ def bench(
         modes=tuple(mode or ()),
         workloads=tuple(workload or ()),
         traces=tuple(trace or ()),
+        longer=longer,
         device=device,
         model=model,
         dtype=dtype,

@@ -1,9 +1,12 @@
 """Options that commands share, with what typer calls on their values."""
 
 from math import isnan
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from bcg_harness.bench.longer import Longer
 
 BUCKETS = "16,64,256"
 
@@ -27,7 +30,8 @@ def print_version(wanted: bool) -> None:
 BackendsToCheck = Annotated[
     list[str] | None,
     typer.Option(
-        help="Backend to check, all its variants or one as in 'flash_attn[version=3]'; repeatable. Default: all.",
+        help="Backend to check, all its variants or one as in 'flash_attn[version=3]', also with options of its "
+        "constructor as in 'flashinfer[plans_in_flight=3]'; repeatable. Default: all.",
         metavar="NAME",
     ),
 ]
@@ -46,6 +50,13 @@ Dtype = Annotated[
         metavar="NAME",
     ),
 ]
+LongerRequests = Annotated[
+    Longer,
+    typer.Option(
+        help="What becomes of requests of a trace that are longer than the model's context: leave them out, as a "
+        "server does, keep their first tokens, or refuse the trace. The first two are counted."
+    ),
+]
 MaxRequests = Annotated[
     int, typer.Option(help="Most requests of a batch in traces.", min=1, metavar="N")
 ]
@@ -55,6 +66,16 @@ PageSize = Annotated[
         help="Tokens a KV page. Default: the smallest that all selected backends read in place.",
         min=1,
         metavar="N",
+    ),
+]
+Traces = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Requests to serve, as a server received them. Azure's CSV (TIMESTAMP,ContextTokens,GeneratedTokens) and "
+        "Mooncake's JSON lines (timestamp, input_length, output_length, hash_ids) as they are published, or a JSON "
+        'object a line: {"prompt_tokens": 300, "prefix_tokens": 0, "arrival_seconds": 0.5, "output_tokens": 20}; '
+        "repeatable.",
+        metavar="FILE",
     ),
 ]
 TokenBudget = Annotated[

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from bcg_harness.cli.options import MaxRequests, TokenBudget
+from bcg_harness.bench.longer import Longer
+from bcg_harness.cli.options import LongerRequests, MaxRequests, TokenBudget, Traces
 
 
 def tune(
@@ -28,13 +29,8 @@ def tune(
             help="Batches to serve: those of a workload of bcg bench; repeatable.", metavar="NAME"
         ),
     ] = None,
-    trace: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Requests to serve, as for bcg bench; they are packed into batches. Repeatable.",
-            metavar="FILE.jsonl",
-        ),
-    ] = None,
+    trace: Traces = None,
+    longer: LongerRequests = Longer.SKIP,
     backend: Annotated[
         str | None,
         typer.Option(
@@ -102,6 +98,7 @@ def tune(
         lengths=tuple(lengths or ()),
         workloads=tuple(workload or ()),
         traces=tuple(trace or ()),
+        longer=longer,
         token_budget=token_budget,
         max_requests=max_requests,
         seed=seed,

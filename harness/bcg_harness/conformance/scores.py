@@ -36,6 +36,7 @@ class Scores:
         self.broken: dict[str, str] = {}
         self._unjudged = 0
         self.results: list[CheckResult] = []
+        self._known: set[int] = set()
         self.cases: set[tuple[str, str]] = set()
 
     def add(self, subject: Subject, verdict: Verdict | None, report: pytest.TestReport) -> None:
@@ -46,7 +47,10 @@ class Scores:
         self.outcomes[outcome] += 1
         if verdict is None or isinstance(subject, KnownFailure):
             return
-        self.results += [result for result in verdict.results if not self.knows(result)]
+        for result in verdict.results:
+            if not self.knows(result):
+                self.results.append(result)
+                self._known.add(id(result))  # which is kept, so that no other gets its id
         if isinstance(subject, CheckOfCase):
             self.cases.add(subject.place)
         if outcome == "error":
@@ -62,7 +66,7 @@ class Scores:
 
     def knows(self, result: CheckResult) -> bool:
         """Tell whether an earlier test was judged from ``result``: one for a whole case serves all its tests."""
-        return any(known is result for known in self.results)
+        return id(result) in self._known
 
     @property
     def nothing_checked(self) -> bool:

@@ -8,7 +8,9 @@ from itertools import chain
 from bcg_harness.outcome import CheckResult, Outcome
 
 _FRAMES = 3
-_MAKING = re.compile(r'  File "(<frozen |.*/importlib/|.*/inspect\.py"|.*/bcg_core/registry\.py")')
+_MAKING = re.compile(
+    r'  File "(<frozen |.*/importlib/|.*/inspect\.py"|.*/bcg_core/(registry|text_options)\.py")'
+)
 _CHAINED = "\nThe above exception was the direct cause of the following exception:\n"
 
 

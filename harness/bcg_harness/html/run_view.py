@@ -104,7 +104,7 @@ class RunView:
             costs=tuple(_cost_rows(report)),
             tables=tuple(workload_tables(report)),
             gaps=tuple(gaps(report)),
-            skipped=report.skipped,
+            skipped={**report.broken, **report.skipped},
             notes={name: lines for name, lines in report.notes.items() if lines},
         )
 

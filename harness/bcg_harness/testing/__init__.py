@@ -139,6 +139,7 @@ from bcg_harness.testing.leaky_backends import (
 )
 from bcg_harness.testing.limited_backends import NoFloat32, NoPrefix, NotInstalled, Variants
 from bcg_harness.testing.mask_backend import MaskBackend
+from bcg_harness.testing.sequences import sequence_on, written_sequence
 from bcg_harness.testing.slow_backend import SlowBackend
 
 __all__ = [
@@ -261,4 +262,6 @@ __all__ = [
     "WritesNaNBehindRows",
     "WritesRowR",
     "ZeroesPageTable",
+    "sequence_on",
+    "written_sequence",
 ]

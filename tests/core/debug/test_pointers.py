@@ -59,6 +59,10 @@ def replace_by_another_dtype(owner: SimpleNamespace) -> None:
     owner.weight = owner.weight.double()
 
 
+def replace_data(owner: SimpleNamespace) -> None:
+    owner.weight.data = owner.weight.clone()
+
+
 def delete(owner: SimpleNamespace) -> None:
     del owner.weight
 
@@ -67,6 +71,7 @@ def delete(owner: SimpleNamespace) -> None:
     ("change", "message"),
     [
         (replace_weight, r"owner\.weight was replaced after capture: address was 0x\w+ at capture"),
+        (replace_data, r"owner\.weight was replaced after capture: address was 0x\w+ at capture"),
         (replace_list_entry, r"owner\.layers\[0\]\.scale was replaced"),
         (replace_mapping_entry, r"owner\.tables\['cos'\] was replaced"),
         (replace_by_another_dtype, r"dtype was torch\.float32 at capture, is torch\.float64 now"),

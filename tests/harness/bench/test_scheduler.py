@@ -134,6 +134,43 @@ def test_the_arrival_of_requests_does_not_delay_the_preparation_of_their_prefixe
     assert [len(step.requests) for step in steps] == [2, 1, 1]
 
 
+def test_prefixes_of_a_stretch_are_prepared_before_it() -> None:
+    requests = [
+        Request(prompt_tokens=10, prefix_tokens=50, arrival_seconds=float(second))
+        for second in range(4)
+    ]
+    steps = pack(requests, token_budget=100, max_requests=8, stretch_tokens=120)
+    assert [(step.checked, step.requests) for step in steps] == [
+        (False, ((0, 50), (1, 50))),
+        (True, ((0, 10),)),
+        (True, ((1, 10),)),
+        (False, ((2, 50), (3, 50))),
+        (True, ((2, 10),)),
+        (True, ((3, 10),)),
+    ]
+
+
+@given(
+    requests=requests_in_order,
+    budget=token_budgets,
+    most=most_requests,
+    stretch=st.integers(1, 200),
+)
+def test_stretches_prepare_each_prefix_before_its_prompt_and_serve_the_same_batches(
+    requests: list[Request], budget: int, most: int, stretch: int
+) -> None:
+    whole = pack(requests, token_budget=budget, max_requests=most)
+    steps = pack(requests, token_budget=budget, max_requests=most, stretch_tokens=stretch)
+    assert timed(steps) == timed(whole)
+    prepared = dict.fromkeys(range(len(requests)), 0)
+    for step in steps:
+        for sequence, tokens in step.requests:
+            if step.checked:
+                assert prepared[sequence] == requests[sequence].prefix_tokens
+            else:
+                prepared[sequence] += tokens
+
+
 def test_no_requests_make_no_batches() -> None:
     assert pack([], token_budget=1, max_requests=1) == ()
 
@@ -163,6 +200,8 @@ def test_requests_out_of_order_are_refused() -> None:
         pytest.param({"prompt_tokens": 0}, "prompt_tokens is 0, expected at least 1", id="empty"),
         pytest.param({"prefix_tokens": -1}, "prefix_tokens is -1", id="negative-prefix"),
         pytest.param({"prompt_tokens": 2**20, "prefix_tokens": 1}, "1048576", id="too-long"),
+        pytest.param({"output_tokens": -1}, "output_tokens is -1", id="negative-output"),
+        pytest.param({"output_tokens": 2**21}, "output_tokens is 2097152", id="endless-output"),
         pytest.param({"arrival_seconds": -0.5}, "arrival_seconds is -0.5", id="before-start"),
         pytest.param({"arrival_seconds": math.nan}, "arrival_seconds is nan", id="nan"),
         pytest.param({"arrival_seconds": math.inf}, "arrival_seconds is inf", id="infinite"),

@@ -33,7 +33,7 @@ def test_only_checked_steps_are_timed() -> None:
 def test_lengths_include_cached_tokens() -> None:
     assert PREFIXED.lengths == {0: 120, 1: 19}
     assert PREFIXED.longest == 120
-    assert PREFIXED.kv_tokens == 139
+    assert PREFIXED.kv_pages(16) == 10
 
 
 def test_most_requests_of_a_batch_count_those_that_only_prepare() -> None:
@@ -90,3 +90,40 @@ def test_a_workload_longer_than_the_context_is_refused_with_its_longest_request(
         HarnessError, match=r"'prefixed' has a request of 120 tokens.*request 0.*ends at 119"
     ):
         check_fits(PREFIXED, 119)
+
+
+def traffic(*leaves: float, stretch_tokens: int | None = 8) -> Workload:
+    """Return requests of 8 tokens, one a second, which hold their pages until ``leaves``; each is a stretch."""
+    steps = tuple(Step(requests=((sequence, 8),)) for sequence in range(len(leaves)))
+    return Workload(
+        case=Case(name="traffic", description="", steps=steps),
+        arrivals={sequence: float(sequence) for sequence in range(len(leaves))},
+        leaves=dict(enumerate(leaves)),
+        stretch_tokens=stretch_tokens,
+    )
+
+
+def test_a_workload_is_in_one_piece_unless_it_says_otherwise() -> None:
+    assert [stretch.steps for stretch in PREFIXED.stretches] == [PREFIXED.case.steps]
+    assert traffic(9.0, 9.0, stretch_tokens=None).kv_pages(4) == 4
+
+
+def test_pages_of_requests_that_have_ended_come_back_before_the_next_stretch() -> None:
+    workload = traffic(0.5, 1.5, 2.5, 3.5)
+    assert [stretch.ended for stretch in workload.stretches] == [(), (0,), (1,), (2,)]
+
+
+def test_a_request_that_still_decodes_holds_its_pages() -> None:
+    workload = traffic(2.5, 1.5, 2.5, 3.5)
+    assert [stretch.ended for stretch in workload.stretches] == [(), (), (1,), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "pages"),
+    [((0.0,) * 100, 2), ((1e9,) * 100, 200), ([n + 2.5 for n in range(100)], 6)],
+    ids=["all-end-at-once", "none-ends", "three-at-once"],
+)
+def test_a_workload_takes_the_pages_of_requests_that_are_there_at_once(
+    leaves: tuple[float, ...], pages: int
+) -> None:
+    assert traffic(*leaves).kv_pages(4) == pages

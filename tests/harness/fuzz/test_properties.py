@@ -177,10 +177,12 @@ class Switchboard:
         """Return hidden states, logits and the KV cache without its reserved page."""
         probe = self.stage.use(self.probes[backend])
         cached = [sequence.cached for sequence in batch.sequences]
+        # Several runs begin from one state of the cache: none finds more to clear than another.
+        self.stage.kv_cache.holders.unclean.clear()
         arm = self.stage.run(batch, mode, probe)
         # An earlier batch that runs again does not make the tokens of later ones unknown.
         for sequence, before in zip(batch.sequences, cached, strict=True):
-            sequence.cached = max(sequence.cached, before)
+            self.stage.kv_cache.mark_written(sequence, max(sequence.cached, before))
         return [arm.hidden_RD, arm.logits_BV, self.stage.kv_cache.storage_L2PSKH[:, :, 1:].clone()]
 
 

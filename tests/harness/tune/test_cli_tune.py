@@ -237,7 +237,51 @@ def test_a_trace_that_the_measured_model_cannot_hold_is_refused(
     (tmp_path / "long.jsonl").write_text('{"prompt_tokens": 5, "prefix_tokens": 1000000}')
     result = tune("--trace", tmp_path / "long.jsonl")
     assert result.exit_code == 2
-    assert "has a request of 1000005 tokens" in result.stderr
+    assert "the longest has 1000005, cached ones included: no request is left" in result.stderr
+
+
+LONG = '{"prompt_tokens": 50}\n{"prompt_tokens": 1000000}\n{"prompt_tokens": 60}\n'
+
+
+@pytest.mark.parametrize(
+    ("longer", "note"),
+    [
+        pytest.param([], "left out", id="default"),
+        pytest.param(["--longer", "skip"], "left out", id="skip"),
+        pytest.param(["--longer", "cut"], "cut", id="cut"),
+    ],
+)
+def test_requests_beyond_the_context_are_counted_and_the_others_served(
+    tune: Callable[..., Result], tmp_path: Path, longer: list[str], note: str
+) -> None:
+    (tmp_path / "long.jsonl").write_text(LONG)
+    out = tmp_path / "out.json"
+    result = tune("--trace", tmp_path / "long.jsonl", *longer, "--json", out)
+    assert result.exit_code == 0, result.output
+    expected = f"long: 1 of 3 requests are longer than the context of 2048 tokens: {note}"
+    assert expected in result.output
+    assert json.loads(out.read_text())["notes"] == [expected]
+
+
+def test_requests_beyond_the_context_are_refused_when_asked_for(
+    tune: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "long.jsonl").write_text(LONG)
+    result = tune("--trace", tmp_path / "long.jsonl", "--longer", "refuse")
+    assert result.exit_code == 2
+    assert "1 of 3 requests are longer than the context of the model" in result.stderr
+    assert "--longer skip leaves them out, --longer cut shortens them" in result.stderr
+
+
+def test_a_trace_of_azure_is_read_as_it_is_published(
+    tune: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "conv.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,100,44\n2023-11-16 18:15:50.9951690,200,109\n"
+    )
+    result = tune("--trace", tmp_path / "conv.csv")
+    assert "2 batches, 2 different token counts, 150.0 tokens on average" in result.output
 
 
 def test_without_a_ladder_nothing_is_written_and_the_exit_is_1(
