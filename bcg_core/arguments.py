@@ -1,31 +1,60 @@
-"""What a break was given at capture, and gets again at every replay."""
+"""What a break is called with: containers as they were at the call, everything else by identity."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
 
 def frozen_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[], Any]:
-    """Return a call of ``fn`` with the arguments as they are now: what happens to their containers later is not seen.
+) -> partial[Any]:
+    """Return a call of ``fn`` that knows nothing of later changes to lists, tuples and dicts among its arguments.
 
-    Lists, tuples and dicts are made anew for each call, so that none sees what another did to them. Everything in them
-    is kept by identity, and held strongly.
+    Each call gets containers of its own, so that it does not see what the last one did to its. Subclasses of list and
+    dict are objects with a behaviour of their own, and are kept by identity; named tuples are rebuilt.
     """
-    leaves, structure = pytree.tree_flatten((args, kwargs))
-    if _same((*args, *kwargs.values()), leaves):
-        # Without containers there is nothing to make anew, and nothing to pay at replays.
-        return partial(fn, *args, **kwargs)
-    return partial(_call, fn, leaves, structure)
+    if any(map(_is_container, args)) or any(map(_is_container, kwargs.values())):
+        return _FrozenCall(fn, *rebuilt(args), **rebuilt(kwargs))
+    return partial(fn, *args, **kwargs)
 
 
-def _same(arguments: tuple[Any, ...], leaves: list[Any]) -> bool:
-    return len(arguments) == len(leaves) and all(map(lambda a, b: a is b, arguments, leaves))
+class _FrozenCall(partial[Any]):
+    """Call with containers that are rebuilt each time."""
+
+    def __call__(self) -> Any:
+        """Call the function."""
+        args, kwargs = rebuilt((self.args, self.keywords))
+        return self.func(*args, **kwargs)
 
 
-def _call(fn: Callable[..., Any], leaves: list[Any], structure: pytree.TreeSpec) -> Any:
-    args, kwargs = pytree.tree_unflatten(leaves, structure)
-    return fn(*args, **kwargs)
+def rebuilt(tree: Any) -> Any:
+    """Return ``tree`` with new lists, tuples and dicts, in any nesting; what is in it twice is so again."""
+    return _rebuilt(tree, {})
+
+
+def _rebuilt(tree: Any, known: dict[int, Any]) -> Any:
+    kind = type(tree)
+    if kind is list:
+        if id(tree) not in known:
+            # Known before it is filled, as it may contain itself.
+            known[id(tree)] = items = list[Any]()
+            items += [_rebuilt(item, known) for item in tree]
+        return known[id(tree)]
+    if kind is dict:
+        if id(tree) not in known:
+            known[id(tree)] = entries = dict[Any, Any]()
+            entries.update({key: _rebuilt(value, known) for key, value in tree.items()})
+        return known[id(tree)]
+    if kind is tuple:
+        return tuple([_rebuilt(item, known) for item in tree])
+    if _is_named_tuple(tree):
+        return tree._make([_rebuilt(item, known) for item in tree])
+    return tree
+
+
+def _is_container(value: Any) -> bool:
+    return type(value) in (list, dict, tuple) or _is_named_tuple(value)
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_make")

@@ -62,10 +62,9 @@ def _bare(kind: type[BcgError], args: tuple[Any, ...]) -> BcgError:
 
 
 def _can_be_pickled(error: BaseException) -> bool:
-    # Whatever class it is: many raise only when they are read, and not always the same.
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # noqa: BLE001  # many raise only when they are read, and anything at all
         return False
     return True
 

@@ -1,12 +1,13 @@
 """What a break is called with at replay: lists, tuples and dicts as they were, other objects as they are."""
 
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from bcg_core import BreakableCUDAGraph, BreakableCUDAGraphCapture, eager_on_graph
 from bcg_core.debug import WatchedEngine
@@ -116,7 +117,21 @@ def test_tensors_in_a_container_are_read_at_their_address(capture: Capture) -> N
     assert seen == [1, 7]
 
 
-@pytest.mark.parametrize("kind", [OwnList, UserDict, set], ids=lambda kind: kind.__name__)
+class Registered:
+    """An object that pytree takes apart, as it does with some libraries' caches of keys and values."""
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    pytree.register_pytree_node(Registered, lambda _: ([], None), lambda _, __: Registered())
+    yield
+    pytree._deregister_pytree_node(Registered)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    "kind", [OwnList, UserDict, set, Registered], ids=lambda kind: kind.__name__
+)
 def test_other_objects_are_passed_by_identity(capture: Capture, kind: type[Any]) -> None:
     seen: list[Any] = []
     look = eager_on_graph(lambda parts: seen.append(parts[0]))
