@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from itertools import combinations
+from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bcg_core.errors import BreakOutputError
-from bcg_core.result_parts import equal, is_plain, not_writable, overlap, parts_of
+from bcg_core.result_parts import equal, is_plain, layout_of, not_writable, overlap, parts_of
 
 
 class FrozenOutput:
@@ -23,7 +24,10 @@ class FrozenOutput:
     def __init__(self, name: str, result: Any) -> None:
         self._name = name
         self._is_none = result is None
-        self._result = self._kept(result)
+        try:
+            self._result = self._kept(result)
+        except RecursionError:
+            raise self._refusal("a container that contains itself") from None
         self._twins = self._same_pairs(
             [leaf for leaf, _ in self._pairs(self._result, self._result)]
         )
@@ -59,7 +63,8 @@ class FrozenOutput:
                 raise self._refusal(reason)
             return value
         if is_plain(value):
-            return value
+            # A set that the break goes on to fill would always be equal to itself.
+            return set(value) if isinstance(value, set) else value
         parts = parts_of(value)
         if parts is None:
             raise self._refusal(
@@ -91,11 +96,13 @@ class FrozenOutput:
                 yield from self._pairs(part, parts[key])
         elif not isinstance(captured, Tensor):
             if not is_plain(new) or not equal(captured, new):
-                raise self._difference("value", captured, _outline(new))
+                raise self._difference("value", _outline(captured), _outline(new))
         elif not isinstance(new, Tensor):
             raise self._difference("type", "a tensor", type(new).__name__)
         else:
-            for what in ("shape", "dtype", "device", "layout"):
+            if layout_of(captured) != layout_of(new):
+                raise self._difference("layout", layout_of(captured), layout_of(new))
+            for what in ("shape", "dtype", "device"):
                 if getattr(captured, what) != getattr(new, what):
                     raise self._difference(what, getattr(captured, what), getattr(new, what))
             yield captured, new
@@ -125,6 +132,8 @@ class _Container:
 
 def _outline(value: Any) -> str:
     """Describe a result without its elements, which may be on a device or many."""
+    if isinstance(value, Number):
+        return repr(value)
     if is_plain(value):
         return str(value)
     parts = parts_of(value)
