@@ -34,15 +34,12 @@ class ActiveRecorder(threading.local):
     be inside the capture for good, in other threads too. What is recorded is a thread's work.
     """
 
-    _recorder: BreakRecorder | None = None
+    recorder: BreakRecorder | None = None
+    """The capture. Set as an attribute, not by a call: calls are where interrupts come in."""
 
     def get(self) -> BreakRecorder | None:
         """Return the capture, or None outside of one."""
-        return self._recorder
-
-    def set(self, recorder: BreakRecorder | None) -> None:
-        """Enter a capture; None leaves it."""
-        self._recorder = recorder
+        return self.recorder
 
 
 active_recorder = ActiveRecorder()
@@ -125,6 +122,10 @@ def eager_on_graph(
     def mark(function: Callable[P, R]) -> Callable[P, R]:
         if not enable:
             return function
+        if not callable(function):
+            raise TypeError(
+                f"{function!r} cannot be called: mark a function, or switch the mark with eager_on_graph(enable=...)"
+            )
         return Break(function, name or str(getattr(function, "__qualname__", function)))
 
     return mark if fn is None else mark(fn)

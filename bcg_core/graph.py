@@ -1,7 +1,7 @@
 """A graph that is broken by Python: recorded segments with recorded calls between them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -142,7 +142,8 @@ class BreakableCUDAGraphCapture(BreakRecorder):
         self._breaks: list[RecordedBreak] = []
         self._in_break = False
         self._failure: BaseException | None = None
-        self._stack = ExitStack()
+        self._context: AbstractContextManager[None] | None = None
+        self._busy: str | None = None
 
     @property
     def in_break(self) -> bool:
@@ -160,15 +161,16 @@ class BreakableCUDAGraphCapture(BreakRecorder):
         refuse_modes("a capture")
         if self.graph.captured:
             raise CaptureError("this graph is captured already: call reset() first")
-        with ExitStack() as stack:
-            stack.enter_context(self._engine.capturing())
-            stack.enter_context(without_autocast_cache())
-            stack.callback(self._leave, self._engine.busy)
-            active_recorder.set(self)
+        self._busy = self._engine.busy
+        self._context = context = _context(self._engine)
+        context.__enter__()
+        try:
             self._engine.busy = "a capture"
-            stack.callback(self._engine.abort)
+            active_recorder.recorder = self
             self._engine.begin()
-            self._stack = stack.pop_all()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self.graph
 
     def __exit__(
@@ -179,23 +181,36 @@ class BreakableCUDAGraphCapture(BreakRecorder):
     ) -> None:
         """End the last segment and fill the graph, or leave everything as it was."""
         segments, breaks, failure = self._segments, self._breaks, self._failure
+        context = self._context
+        assert context is not None, "__exit__() without __enter__()"
         # Whatever happens, nothing half-built stays here.
-        self._segments, self._breaks, self._failure = [], [], None
-        if exc is not None:
-            self._stack.__exit__(exc_type, exc, traceback)
-            return
-        with self._stack:
-            if failure is not None:
-                raise CaptureError(
-                    "the capture failed at a break or before it, and the code being captured swallowed the exception"
-                ) from failure
-            with noting(f"raised at capture in segment {len(segments)}"):
-                segments.append(self._engine.end())
-        self.graph.publish(segments, breaks)
+        self._segments, self._breaks, self._failure, self._context = [], [], None, None
+        try:
+            try:
+                if exc is None:
+                    segments.append(self._end(len(segments), failure))
+            finally:
+                try:
+                    self._engine.abort()
+                finally:
+                    # Not in a function: its call could be interrupted before it does anything.
+                    active_recorder.recorder = None
+                    self._engine.busy = self._busy
+        except BaseException as error:
+            context.__exit__(type(error), error, error.__traceback__)
+            raise
+        context.__exit__(exc_type, exc, traceback)
+        if exc is None:
+            self.graph.publish(segments, breaks)
 
-    def _leave(self, busy: str | None) -> None:
-        active_recorder.set(None)
-        self._engine.busy = busy
+    def _end(self, index: int, failure: BaseException | None) -> Segment:
+        """Return the last segment; raises CaptureError for a capture that has failed unseen."""
+        if failure is not None:
+            raise CaptureError(
+                "the capture failed at a break or before it, and the code being captured swallowed the exception"
+            ) from failure
+        with noting(f"raised at capture in segment {index}"):
+            return self._engine.end()
 
     def record_break(
         self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -236,3 +251,14 @@ class BreakableCUDAGraphCapture(BreakRecorder):
             self._failure = error
             add_note(error, f"raised at capture in {place}")
             raise
+
+
+@contextmanager
+def _context(engine: SegmentEngine) -> Iterator[None]:
+    """Prepare for a capture, and restore everything afterwards.
+
+    No ExitStack: where its end is interrupted, what it had still to leave is part of a cycle, and stays entered until
+    garbage is collected.
+    """
+    with engine.capturing(), without_autocast_cache():
+        yield

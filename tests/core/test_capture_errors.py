@@ -406,9 +406,12 @@ def test_a_graph_is_not_replayed_in_itself(capture: Capture) -> None:
         state.graph.replay()
 
 
-def test_a_capture_inside_of_a_break_of_a_capture_is_refused(capture: Capture) -> None:
+def test_a_capture_with_another_engine_inside_of_a_break_of_a_capture_is_refused(
+    capture: Capture,
+) -> None:
+    inner = BreakableCUDAGraph(CPUSegmentEngine())
     with pytest.raises(NestedCaptureError, match="cannot be started inside a capture"):
-        capture(eager_on_graph(lambda: other_graph(lambda: None)))
+        capture(eager_on_graph(lambda: BreakableCUDAGraphCapture(inner).__enter__()))
 
 
 # Engines that fail
