@@ -32,6 +32,15 @@ class WatchedEngine(SegmentEngine):
         self._record = CaptureRecord()
 
     @property
+    def busy(self) -> str | None:  # type: ignore[override]  # mypy takes the base's attribute for one of instances alone
+        """Return what uses the memory of the engine that works, whichever engine it was begun with."""
+        return self._inner.busy
+
+    @busy.setter
+    def busy(self, use: str | None) -> None:
+        self._inner.busy = use
+
+    @property
     def device(self) -> torch.device:
         """Return the device of the engine that works."""
         return self._inner.device

@@ -398,6 +398,83 @@ def test_a_graph_of_the_same_engine_is_not_replayed_in_a_break_at_replay(
     outer.replay()
 
 
+def test_a_graph_of_an_engine_that_is_watched_is_of_the_same_engine(
+    capture: Capture, engine: CPUSegmentEngine
+) -> None:
+    inner = BreakableCUDAGraph(WatchedEngine(engine))
+    with BreakableCUDAGraphCapture(inner):
+        pass
+    with pytest.raises(NestedCaptureError, match="during a capture of the same engine"):
+        capture(eager_on_graph(inner.replay))
+
+
+def test_a_graph_that_is_replayed_inside_of_a_segment_is_refused_at_its_replay(
+    capture: Capture,
+) -> None:
+    inner = other_graph(lambda: None)
+    with pytest.raises(NestedCaptureError, match="inside a segment"):
+        capture(lambda: (break_graph(), inner.replay()))
+
+
+def test_a_replay_in_a_break_that_is_part_of_the_segment_is_refused(
+    graph: BreakableCUDAGraph,
+) -> None:
+    replay = eager_on_graph(other_graph(lambda: None).replay)
+    with (
+        pytest.raises(NestedCaptureError, match="inside a segment"),
+        BreakableCUDAGraphCapture(graph, inline_breaks=True),
+    ):
+        replay()
+
+
+def test_graphs_are_replayed_in_breaks_of_breaks(capture: Capture) -> None:
+    x = torch.zeros(1)
+    innermost = other_graph(lambda: x.add_(1))
+    middle = other_graph(lambda: (eager_on_graph(innermost.replay)(), x.mul_(2)))
+    outer, _ = capture(lambda: (eager_on_graph(middle.replay)(), x.add_(10)))
+    x.zero_()
+    outer.replay()
+    assert x.tolist() == [12]
+
+
+def test_after_an_error_in_a_graph_in_a_break_all_are_replayed_again(capture: Capture) -> None:
+    breaks, x = Failing(), torch.zeros(1)
+    inner = other_graph(lambda: (x.add_(1), breaks.call()))
+    outer, _ = capture(eager_on_graph(inner.replay))
+    x.zero_()
+    breaks.error = MistakeError()
+    with pytest.raises(MistakeError):
+        outer.replay()
+    breaks.error = None
+    outer.replay()
+    assert x.tolist() == [2]
+
+
+class NeverBusyEngine(CPUSegmentEngine):
+    """An engine that forgets what it is used for."""
+
+    busy = property(lambda self: None, lambda self, use: None)  # type: ignore[assignment]
+
+
+def test_without_knowing_its_use_a_graph_is_replayed_inside_of_itself() -> None:
+    state = SimpleNamespace(graph=None, depth=0)
+    x = torch.zeros(1)
+
+    def again() -> None:
+        state.depth += 1
+        if state.graph is not None and state.depth < 3:
+            state.graph.replay()
+
+    graph = BreakableCUDAGraph(NeverBusyEngine())
+    with BreakableCUDAGraphCapture(graph):
+        x.fill_(1)
+        eager_on_graph(again)()
+        x.add_(1)
+    state.graph = graph
+    graph.replay()
+    assert x.tolist() == [3]  # without the replay inside: 2
+
+
 def test_a_graph_is_not_replayed_in_itself(capture: Capture) -> None:
     state = SimpleNamespace(graph=None)
     again = eager_on_graph(lambda: state.graph.replay() if state.graph else None)
