@@ -65,7 +65,7 @@ def _can_be_pickled(error: BaseException) -> bool:
     # Whatever class it is: many raise only when they are read, and not always the same.
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # noqa: BLE001
         return False
     return True
 

@@ -105,8 +105,8 @@ class BreakableCUDAGraph:
         engine = self.engine
         if engine.busy is not None:
             raise NestedCaptureError(
-                f"a graph cannot be replayed during {engine.busy} of the same engine, whose memory it uses, too: capture "
-                "it with an engine of its own"
+                f"a graph cannot be replayed during {engine.busy} of the same engine, whose memory it uses, too: "
+                "capture it with an engine of its own"
             )
         engine.busy = "a replay"
         try:

@@ -407,8 +407,9 @@ def test_a_graph_is_not_replayed_in_itself(capture: Capture) -> None:
 
 
 def test_a_capture_inside_of_a_break_of_a_capture_is_refused(capture: Capture) -> None:
+    other = BreakableCUDAGraph(CPUSegmentEngine())
     with pytest.raises(NestedCaptureError, match="cannot be started inside a capture"):
-        capture(eager_on_graph(lambda: other_graph(lambda: None)))
+        capture(eager_on_graph(BreakableCUDAGraphCapture(other).__enter__))
 
 
 # Engines that fail
