@@ -1,8 +1,12 @@
 """What a break is called with: containers as they were at the call, everything else by identity."""
 
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any
+
+_CHANGEABLE = frozenset({list, dict, OrderedDict, defaultdict, deque})
 
 
 def frozen_call(
@@ -10,11 +14,13 @@ def frozen_call(
 ) -> partial[Any]:
     """Return a call of ``fn`` that knows nothing of later changes to lists, tuples and dicts among its arguments.
 
-    Each call gets containers of its own, so that it does not see what the last one did to its. Subclasses of list and
-    dict are objects with a behaviour of their own, and are kept by identity; named tuples are rebuilt.
+    Each call gets containers of its own, so that it does not see what the last one did to its. Objects of all other
+    classes are kept by identity, and held strongly: subclasses of list and dict, and what torch's pytree can take
+    apart, have a behaviour of their own.
     """
     if any(map(_is_container, args)) or any(map(_is_container, kwargs.values())):
-        return _FrozenCall(fn, *rebuilt(args), **rebuilt(kwargs))
+        args, kwargs = rebuilt((args, kwargs))
+        return _FrozenCall(fn, *args, **kwargs)
     return partial(fn, *args, **kwargs)
 
 
@@ -33,19 +39,14 @@ def rebuilt(tree: Any) -> Any:
 
 
 def _rebuilt(tree: Any, known: dict[int, Any]) -> Any:
-    kind = type(tree)
-    if kind is list:
+    if type(tree) in _CHANGEABLE:
         if id(tree) not in known:
             # Known before it is filled, as it may contain itself.
-            known[id(tree)] = items = list[Any]()
-            items += [_rebuilt(item, known) for item in tree]
+            known[id(tree)] = new = copy(tree)
+            for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
+                new[key] = _rebuilt(item, known)
         return known[id(tree)]
-    if kind is dict:
-        if id(tree) not in known:
-            known[id(tree)] = entries = dict[Any, Any]()
-            entries.update({key: _rebuilt(value, known) for key, value in tree.items()})
-        return known[id(tree)]
-    if kind is tuple:
+    if type(tree) is tuple:
         return tuple([_rebuilt(item, known) for item in tree])
     if _is_named_tuple(tree):
         return tree._make([_rebuilt(item, known) for item in tree])
@@ -53,7 +54,7 @@ def _rebuilt(tree: Any, known: dict[int, Any]) -> Any:
 
 
 def _is_container(value: Any) -> bool:
-    return type(value) in (list, dict, tuple) or _is_named_tuple(value)
+    return type(value) in _CHANGEABLE or type(value) is tuple or _is_named_tuple(value)
 
 
 def _is_named_tuple(value: Any) -> bool:

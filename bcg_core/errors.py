@@ -62,9 +62,10 @@ def _bare(kind: type[BcgError], args: tuple[Any, ...]) -> BcgError:
 
 
 def _can_be_pickled(error: BaseException) -> bool:
+    # Whatever class it is: many raise only when they are read, and not always the same.
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001  # many raise only when they are read, and anything at all
+    except Exception:  # noqa: BLE001
         return False
     return True
 

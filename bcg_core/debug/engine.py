@@ -32,7 +32,7 @@ class WatchedEngine(SegmentEngine):
         self._record = CaptureRecord()
 
     @property
-    def busy(self) -> str | None:  # type: ignore[override]  # mypy takes the base's attribute for one of instances alone
+    def busy(self) -> str | None:
         """Return what uses the memory of the engine that works, whichever engine it was begun with."""
         return self._inner.busy
 

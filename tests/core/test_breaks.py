@@ -394,3 +394,8 @@ def test_a_graph_can_be_captured_anew_after_reset(capture: Capture) -> None:
         x.add_(10)
     graph.replay()
     assert x.tolist() == [10]
+
+
+def test_what_cannot_be_called_is_no_break() -> None:
+    with pytest.raises(TypeError, match="enable="):
+        eager_on_graph(True)  # type: ignore[call-overload]

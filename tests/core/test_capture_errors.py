@@ -22,6 +22,7 @@ from bcg_core import (
 )
 from bcg_core.breaks import active_recorder
 from bcg_core.cpu_segment import CPUSegment
+from bcg_core.debug import WatchedEngine
 
 Capture = Callable[..., Any]
 
@@ -483,12 +484,10 @@ def test_a_graph_is_not_replayed_in_itself(capture: Capture) -> None:
         state.graph.replay()
 
 
-def test_a_capture_with_another_engine_inside_of_a_break_of_a_capture_is_refused(
-    capture: Capture,
-) -> None:
-    inner = BreakableCUDAGraph(CPUSegmentEngine())
+def test_a_capture_inside_of_a_break_of_a_capture_is_refused(capture: Capture) -> None:
+    other = BreakableCUDAGraph(CPUSegmentEngine())
     with pytest.raises(NestedCaptureError, match="cannot be started inside a capture"):
-        capture(eager_on_graph(lambda: BreakableCUDAGraphCapture(inner).__enter__()))
+        capture(eager_on_graph(BreakableCUDAGraphCapture(other).__enter__))
 
 
 # Engines that fail

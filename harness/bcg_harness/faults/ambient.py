@@ -6,7 +6,7 @@ _EVERY_CALL = "test_a_call_has_the_bits_of_one_in_a_clean_state"
 
 AMBIENT = (
     Fault(
-        number=52,
+        number=56,
         title="a capture or a prefill runs under the caller's autocast, and is recorded or replayed in another type",
         caught=Caught.DESIGN,
         by="a clean state inside every call",
@@ -33,7 +33,7 @@ AMBIENT = (
         ),
     ),
     Fault(
-        number=53,
+        number=57,
         title="the caller's default device or type reaches index arrays, tables, weights, or what a backend makes",
         caught=Caught.DESIGN,
         by="named devices and types; a clean state inside every call",
@@ -67,7 +67,7 @@ AMBIENT = (
         ),
     ),
     Fault(
-        number=54,
+        number=58,
         title="a mode of the caller (FLOP counter, other dispatch or function modes, torch.compile) sees a capture, or "
         "changes what it records; kernels keep a precision that the caller has changed since",
         caught=Caught.ERROR,

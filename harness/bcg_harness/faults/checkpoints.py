@@ -4,7 +4,7 @@ from bcg_harness.faults.record import Caught, Fault, tests
 
 CHECKPOINTS = (
     Fault(
-        number=55,
+        number=59,
         title="an outdated copy of a tensor in another shard wins over the one that the index names",
         caught=Caught.DESIGN,
         by="the index",
@@ -22,7 +22,7 @@ CHECKPOINTS = (
         ),
     ),
     Fault(
-        number=56,
+        number=60,
         title="a key of the configuration or of a GGUF header that changes the result is overlooked",
         caught=Caught.ERROR,
         by="`CheckpointError`, `CheckpointWarning`",
@@ -51,7 +51,7 @@ CHECKPOINTS = (
         ),
     ),
     Fault(
-        number=57,
+        number=61,
         title="a checkpoint under other names, tied the other way round, or split is refused without a word of what "
         "was found, or completed with random weights",
         caught=Caught.ERROR,

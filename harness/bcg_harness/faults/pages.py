@@ -4,7 +4,7 @@ from bcg_harness.faults.record import Caught, Fault, tests
 
 PAGES = (
     Fault(
-        number=43,
+        number=45,
         title="NaN that one request left in its pages reaches their next owner",
         caught=Caught.DESIGN,
         by="cleared tails",
@@ -21,7 +21,7 @@ PAGES = (
         ),
     ),
     Fault(
-        number=44,
+        number=46,
         title="a request writes slots that another reads",
         caught=Caught.DESIGN,
         by="counted pages, copy on write",
@@ -41,7 +41,7 @@ PAGES = (
         ),
     ),
     Fault(
-        number=45,
+        number=47,
         title="pages are used that are free, of another cache, or of somebody else",
         caught=Caught.ERROR,
         by="`KVCacheError`, `BatchError`",
@@ -57,7 +57,7 @@ PAGES = (
         ),
     ),
     Fault(
-        number=46,
+        number=48,
         title="more tokens count as cached than were written",
         caught=Caught.ERROR,
         by="`KVCacheError`, `BatchError`",
@@ -72,7 +72,7 @@ PAGES = (
         ),
     ),
     Fault(
-        number=47,
+        number=49,
         title="a batch shares memory with the caller, who changes it after it was checked",
         caught=Caught.DESIGN,
         by="copies",
@@ -85,7 +85,7 @@ PAGES = (
         ),
     ),
     Fault(
-        number=65,
+        number=50,
         title="a refused batch keeps the pages it took",
         caught=Caught.DESIGN,
         by="`PrefillBatch.give_back`",

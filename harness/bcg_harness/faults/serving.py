@@ -4,7 +4,7 @@ from bcg_harness.faults.record import Caught, Fault, tests
 
 SERVING = (
     Fault(
-        number=61,
+        number=68,
         title="an option on the command line reaches a backend as a string",
         caught=Caught.ERROR,
         by="options typed by the constructor",
@@ -24,7 +24,7 @@ SERVING = (
         ),
     ),
     Fault(
-        number=63,
+        number=69,
         title="one request of a trace beyond the context refuses all of it, or ended requests keep their pages",
         caught=Caught.DESIGN,
         by="`--longer`, stretches",

@@ -3,13 +3,21 @@
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from bcg_harness.faults.ambient import AMBIENT
+from bcg_harness.faults.breaks import BREAKS
 from bcg_harness.faults.capture import CAPTURE
+from bcg_harness.faults.checkpoints import CHECKPOINTS
+from bcg_harness.faults.emulator import EMULATOR
+from bcg_harness.faults.engines import ENGINES
 from bcg_harness.faults.libraries import LIBRARIES
 from bcg_harness.faults.lifetimes import LIFETIMES
 from bcg_harness.faults.live_state import LIVE_STATE
 from bcg_harness.faults.padding import PADDING
+from bcg_harness.faults.pages import PAGES
 from bcg_harness.faults.record import Caught, Fault
 from bcg_harness.faults.registration import REGISTRATION
+from bcg_harness.faults.serving import SERVING
+from bcg_harness.faults.turns import TURNS
 
 GROUPS: Mapping[str, tuple[Fault, ...]] = MappingProxyType(
     {
@@ -19,6 +27,14 @@ GROUPS: Mapping[str, tuple[Fault, ...]] = MappingProxyType(
         "Capture, errors, dispatch": CAPTURE,
         "Libraries": LIBRARIES,
         "Registration": REGISTRATION,
+        "Calls, threads, backends": TURNS,
+        "Pages": PAGES,
+        "What crosses a break": BREAKS,
+        "The caller's torch": AMBIENT,
+        "Checkpoints": CHECKPOINTS,
+        "The emulator": EMULATOR,
+        "Engines": ENGINES,
+        "Serving": SERVING,
     }
 )
 """The classes under the headings of the table."""

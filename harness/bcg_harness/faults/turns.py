@@ -65,7 +65,7 @@ TURNS = (
         ),
     ),
     Fault(
-        number=62,
+        number=43,
         title="a bucket, a cache or a long batch beyond the memory ends in a raw allocation error, or ends the process",
         caught=Caught.ERROR,
         by="`BucketError`, `KVCacheError`, `BatchError`",
@@ -81,7 +81,7 @@ TURNS = (
         ),
     ),
     Fault(
-        number=64,
+        number=44,
         title="a backend whose result has a wrong shape, type or place is found at the first request",
         caught=Caught.ERROR,
         by="warm-up",
@@ -94,4 +94,4 @@ TURNS = (
         ),
     ),
 )
-"""Classes 40 to 42, 62 and 64."""
+"""Calls of a runner, its threads and its backends."""

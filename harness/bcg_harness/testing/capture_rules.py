@@ -119,7 +119,8 @@ HOST_READS: Mapping[str, Run] = MappingProxyType(
         "embedding_with_a_largest_norm": lambda x, i: F.embedding(i, x.clone(), max_norm=1.0),
         "normal_of_a_tensor_of_deviations": lambda x, i: torch.normal(0.0, x),
         "distribution_that_checks_its_arguments": lambda x, i: torch.distributions.Categorical(
-            logits=x
+            logits=x,
+            validate_args=True,  # by default it does, until dynamo is imported
         ).sample(),
         "to_sparse": lambda x, i: x.to_sparse(),
     }
