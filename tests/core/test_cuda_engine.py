@@ -21,6 +21,7 @@ from bcg_core import (
     CUDASegmentEngine,
     KVSequence,
     Mode,
+    NestedCaptureError,
     PagedKVCache,
     PrefillBatch,
     PrefillRunner,
@@ -181,6 +182,40 @@ def test_a_break_may_read_on_the_host(engine: CUDASegmentEngine) -> None:
     x.fill_(4)
     graph.replay()
     assert seen[-1] == 5
+
+
+def test_a_graph_of_another_engine_is_replayed_in_a_break_at_capture_and_at_replay(
+    engine: CUDASegmentEngine,
+) -> None:
+    x = torch.zeros(4, device="cuda")
+    inner, _ = capture(CUDASegmentEngine(), lambda: x.add_(1))
+    outer, y = capture(engine, lambda: (x.mul_(2), eager_on_graph(inner.replay)(), x * 10)[2])
+    x.fill_(3)
+    outer.replay()
+    assert (x.tolist(), y.tolist()) == ([7] * 4, [70] * 4)
+
+
+def test_a_graph_of_the_same_engine_is_not_replayed_in_a_break(engine: CUDASegmentEngine) -> None:
+    inner, _ = capture(engine, lambda: ones(4) + 1)
+    with (
+        pytest.raises(NestedCaptureError, match="of the same engine"),
+        BreakableCUDAGraphCapture(BreakableCUDAGraph(engine)),
+    ):
+        eager_on_graph(inner.replay)()
+    assert not torch.cuda.is_current_stream_capturing()
+
+
+def test_a_replay_inside_of_a_segment_is_refused_and_everything_works_afterwards(
+    engine: CUDASegmentEngine,
+) -> None:
+    inner, y = capture(CUDASegmentEngine(), lambda: ones(4) + 1)
+    with (
+        pytest.raises(NestedCaptureError, match="inside a segment"),
+        BreakableCUDAGraphCapture(BreakableCUDAGraph(engine)),
+    ):
+        inner.replay()
+    inner.replay()
+    assert y.tolist() == [2] * 4
 
 
 def capture_inline(engine: CUDASegmentEngine, work: Work) -> tuple[BreakableCUDAGraph, Any]:
