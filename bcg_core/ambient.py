@@ -95,7 +95,7 @@ class _Within:
 
 
 def neutral(what: str) -> AbstractContextManager[None]:
-    """Return a context in which torch is as it starts; raises AmbientStateError under a mode of the caller.
+    """Return a context in which torch is as it starts; raises AmbientStateError at once under a mode of the caller.
 
     Costs a few flag checks, well below a microsecond, where nothing is on. Grad and inference mode, the stream, anomaly
     mode and deterministic algorithms stay as they are: they change no bits of what is recorded and computed here.
@@ -103,7 +103,10 @@ def neutral(what: str) -> AbstractContextManager[None]:
     Args:
         what: the call that is made, for the message.
     """
-    return _NOTHING if _is_clean() else _neutral(what)
+    if _is_clean():
+        return _NOTHING
+    refuse_modes(what)
+    return CLEAN.applied()
 
 
 def neutrally(what: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -153,13 +156,6 @@ def _is_clean() -> bool:
         or torch._C._is_any_autocast_enabled()
         or torch.get_default_dtype() is not torch.float32
     )
-
-
-@contextmanager
-def _neutral(what: str) -> Iterator[None]:
-    refuse_modes(what)
-    with CLEAN.applied():
-        yield
 
 
 @contextmanager

@@ -92,11 +92,19 @@ def check_pages(
     Without sequences: a write to pages that sequences hold, and pages that a sequence can get any time.
     """
     if not sequences:
-        _check_unheld(pages, prefix_lens, kv_cache)
+        check_unheld(pages, prefix_lens, kv_cache)
         return
     for number, (sequence, used) in enumerate(zip(sequences, pages, strict=True)):
-        if sequence.pages[: len(used)] != used:
+        held = sequence._pages
+        if held is not used and held[: len(used)] != used:
             raise BatchError(f"request {number}: its page table is not that of its sequence")
+    check_written_alone(pages, prefix_lens, kv_cache)
+
+
+def check_written_alone(
+    pages: Sequence[tuple[int, ...]], prefix_lens: Sequence[int], kv_cache: PagedKVCache
+) -> None:
+    """Refuse a write to pages of a sequence that others hold too."""
     shared = kv_cache.holders.shared
     if not shared:
         return
@@ -109,9 +117,10 @@ def check_pages(
                 )
 
 
-def _check_unheld(
+def check_unheld(
     pages: Sequence[tuple[int, ...]], prefix_lens: Sequence[int], kv_cache: PagedKVCache
 ) -> None:
+    """Refuse pages of no sequence that a sequence can get any time, and a write to pages that sequences hold."""
     holders = kv_cache.holders
     if not holders.managed:
         return

@@ -64,6 +64,7 @@ class CUDASegmentEngine(SegmentEngine):
         self._generators = tuple(generators)
         self._pools = [Pool.open(self._stream, pool)]
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._growth = 0
 
     @property
     def device(self) -> torch.device:
@@ -94,6 +95,7 @@ class CUDASegmentEngine(SegmentEngine):
             caller = torch.cuda.current_stream(self._device)
             torch.cuda.synchronize(self._device)
             self._shared.provide_workspace(self._stream)
+            before = torch.cuda.memory_reserved(self._device)
             try:
                 with no_garbage_collection(), torch.cuda.stream(self._stream):
                     yield
@@ -102,6 +104,7 @@ class CUDASegmentEngine(SegmentEngine):
                     add_note(error, advice)
                 raise
             finally:
+                self._growth += torch.cuda.memory_reserved(self._device) - before
                 caller.wait_stream(self._stream)
 
     def begin(self) -> None:
@@ -141,8 +144,14 @@ class CUDASegmentEngine(SegmentEngine):
             self._pools.append(Pool.open(self._stream))
 
     def holds(self, addresses: Collection[int]) -> set[int]:
-        """Return which of these addresses lie in the pools that all segments share."""
-        spans = [(block["address"], block["total_size"]) for block in self._blocks()]
+        """Return which of these addresses lie in the pools that all segments share; for debugging, and seldom.
+
+        In torch 2.11 every snapshot damages Python's memory a little: some hundred of them, and the process dies.
+        """
+        blocks: list[Any] = [
+            block for pool in self._pools for block in torch.cuda.memory_snapshot(pool.handle)
+        ]
+        spans = [(block["address"], block["total_size"]) for block in blocks]
         return {
             address
             for address in addresses
@@ -150,11 +159,12 @@ class CUDASegmentEngine(SegmentEngine):
         }
 
     def memory_bytes(self) -> int:
-        """Return the bytes reserved by the pools that all segments share; cuBLAS workspaces are not among them."""
-        return sum(int(block["total_size"]) for block in self._blocks())
+        """Return by how much captures have made the device's reserved memory grow.
 
-    def _blocks(self) -> list[Any]:
-        return [block for pool in self._pools for block in torch.cuda.memory_snapshot(pool.handle)]
+        That is what the pools that all segments share have taken, for as long as the engine lives; cuBLAS workspaces
+        are not among it. Not read from the pools: see ``holds``.
+        """
+        return self._growth
 
 
 class EmptySegment:

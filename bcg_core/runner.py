@@ -26,7 +26,7 @@ from bcg_core.kv_cache import PagedKVCache
 from bcg_core.model import PrefillModel
 from bcg_core.notes import add_note, noting
 from bcg_core.precision import check_matmul_precision, matmul_precision
-from bcg_core.prefilling import clear_tails, prefilling
+from bcg_core.prefilling import Prefilling, clear_tails
 from bcg_core.prepared import PreparedBackends
 from bcg_core.registry import BackendRegistry
 from bcg_core.results import (
@@ -337,17 +337,17 @@ class PrefillRunner:
         mode = as_mode(mode)
         device = self.kv_cache.device
         with on_device(device):
-            with neutral("prefill"):
-                check_batch(batch, self.kv_cache, self.model.spec, self.limits)
-                admission = self._admission(batch, mode)
-                if admission.bucket is not None:
-                    check_matmul_precision(self._precision, device)
-                padded = self._padded(batch, mode, admission)
-                workspace = self.workspace
-                if padded > workspace.max_tokens:
-                    workspace = self._larger_workspace(padded)
-            with prefilling(batch):
-                with neutral("prefill"):
+            clean = neutral("prefill")
+            check_batch(batch, self.kv_cache, self.model.spec, self.limits)
+            admission = self._admission(batch, mode)
+            if admission.bucket is not None:
+                check_matmul_precision(self._precision, device)
+            padded = self._padded(batch, mode, admission)
+            workspace = self.workspace
+            with Prefilling(batch):
+                with clean:
+                    if padded > workspace.max_tokens:
+                        workspace = self._larger_workspace(padded)
                     # Ahead of the forward: a copy from ordinary host memory may wait for what is queued before it.
                     last_B = batch.on_device.cu_new_lens[1:] - 1
                     if batch.num_requests:

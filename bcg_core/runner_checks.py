@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bcg_core.batch import PrefillBatch
-from bcg_core.batch_checks import check_pages
+from bcg_core.batch_checks import check_unheld, check_written_alone
 from bcg_core.breaks import active_recorder
 from bcg_core.engine import SegmentEngine
 from bcg_core.errors import BatchError, KVCacheError, NestedCaptureError
@@ -94,7 +94,10 @@ def _check_fit(batch: PrefillBatch, spec: ModelSpec, limits: BackendLimits) -> N
             "split the batch, or raise max_requests"
         )
     check_unchanged(batch)
-    check_pages(batch.sequences, batch.pages, batch.prefix_lens, batch.kv_cache)
+    if batch.sequences:
+        check_written_alone(batch.pages, batch.prefix_lens, batch.kv_cache)
+    else:
+        check_unheld(batch.pages, batch.prefix_lens, batch.kv_cache)
     for number, length in enumerate(batch.kv_lens):
         if length > spec.max_positions:
             raise BatchError(
@@ -114,7 +117,8 @@ def check_unchanged(batch: PrefillBatch) -> None:
     for number, (sequence, prefix, pages) in enumerate(
         zip(batch.sequences, batch.prefix_lens, batch.pages, strict=False)
     ):
-        if prefix > sequence.cached or sequence.pages[: len(pages)] != pages:
+        held = sequence._pages
+        if prefix > sequence._cached or (held is not pages and held[: len(pages)] != pages):
             raise BatchError(
                 f"request {number}: made before its sequence changed; build the batch again"
             )

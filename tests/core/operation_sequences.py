@@ -294,9 +294,13 @@ class World:
             self.right(result.logits_BV[row], request.tokens)
 
     def commit(self, chunks: list[tuple[Request, int, list[int]]]) -> None:
-        for request, prefix, new in chunks:
-            # A kernel that multiplies masked values by 0 spoils the tokens before it in the same chunk, too.
-            written = [NAN_TOKEN] * len(new) if NAN_TOKEN in new else new
+        seen = [NAN_TOKEN in request.tokens[:prefix] + new for request, prefix, new in chunks]
+        # A kernel that multiplies masked values by 0 spoils the tokens before one in the same chunk, too; and one that
+        # loads the keys of a batch in tiles, its neighbours in that batch. No other batch may ever see it.
+        backend = self.runner.backend
+        tiles = not backend.capabilities.ignores_foreign_nan and backend is not self.pages
+        for (request, prefix, new), spoilt in zip(chunks, seen, strict=True):
+            written = [NAN_TOKEN] * len(new) if spoilt or (tiles and any(seen)) else new
             request.tokens = request.tokens[:prefix] + written
             request.cached = len(request.tokens)
 
@@ -566,6 +570,7 @@ def main() -> int:
                 failure = {
                     "sequence": done,
                     "operations": world.log,
+                    "backend": world.runner.backend.name,
                     "error": "".join(traceback.format_exception(error)),
                 }
                 break

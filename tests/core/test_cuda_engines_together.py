@@ -26,8 +26,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-MIB = 1 << 20
-
 
 @pytest.fixture
 def x() -> Tensor:
@@ -213,11 +211,9 @@ def test_an_engine_captures_into_the_pool_of_another_graph(x: Tensor) -> None:
         y = torch.ones(1 << 22, device="cuda") * 2
     del y
     engine = CUDASegmentEngine(pool=theirs.pool(), stream=stream)
-    before = engine.memory_bytes()
-    assert before >= 16 * MIB
     graph, _ = capture(engine, lambda: torch.ones(1 << 22, device="cuda") * 2)
     assert graph.captured
-    assert engine.memory_bytes() == before
+    assert engine.memory_bytes() == 0  # theirs had room for it
 
 
 def test_a_generator_of_ones_own_draws_anew_at_each_replay() -> None:

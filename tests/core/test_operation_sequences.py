@@ -54,7 +54,7 @@ def failures_count_as_cached(monkeypatch: pytest.MonkeyPatch) -> None:
             for sequence, length in zip(batch.sequences, batch.kv_lens, strict=True):
                 sequence._written = sequence._cached = length
 
-    monkeypatch.setattr("bcg_core.runner.prefilling", prefilling)
+    monkeypatch.setattr("bcg_core.runner.Prefilling", prefilling)
 
 
 FAULTS: list[Callable[[pytest.MonkeyPatch], None]] = [
