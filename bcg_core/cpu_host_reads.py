@@ -20,7 +20,6 @@ _UNTAGGED = frozenset(
         _aten._linalg_eigvals.default,
         _aten._linalg_svd.default,
         _aten._to_sparse.default,
-        _aten.embedding_renorm_.default,
         _aten.linalg_eig.default,
         _aten.linalg_matrix_exp.default,
         _aten.linalg_pinv.atol_rtol_tensor,

@@ -470,11 +470,14 @@ class World:
         name, state = self.random.choice(list(self.states().items()))
         self.log.append(name)
         chunks = self.chunks()
+        held = [list(request.pages) for request, _, _ in chunks]
+        built = False
         try:
             with state:
                 batch = self.batch(chunks)
                 if batch is None:
                     return
+                built = True
                 if self.captured and self.random.random() < 0.3:
                     self.recapture()
                     self.recapture()
@@ -482,10 +485,11 @@ class World:
         except AmbientStateError:
             if name != "flop counter":
                 raise
-            # Refused before anything ran, or in a capture.
+            # Refused before anything ran: in the making of the batch, in a capture, or in the prefill.
             self.captured = bool(self.runner.graphs)
-            for request, _, _ in chunks:
-                request.pages = request.pages[: len(request.sequence.pages)]
+            if not built:
+                for (request, _, _), pages in zip(chunks, held, strict=True):
+                    request.pages = pages
             return
         self.commit(chunks)
         for row, (request, _, _) in enumerate(chunks):

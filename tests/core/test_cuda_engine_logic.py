@@ -676,7 +676,7 @@ def test_memory_of_a_failed_capture_is_counted(cuda: FakeCuda, engine: CUDASegme
 def test_no_snapshot_is_taken_to_count_memory(
     cuda: FakeCuda, engine: CUDASegmentEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each damages Python's memory a little, in torch 2.11.
+    # With one for each capture, a process with hundreds of pools died of damaged memory (torch 2.11).
     monkeypatch.delattr(torch.cuda, "memory_snapshot")
     reserving(cuda, engine, 1)
     assert engine.memory_bytes() == 1
