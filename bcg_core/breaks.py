@@ -100,8 +100,8 @@ def eager_on_graph(
     Arguments are frozen at capture: tensors by address, held strongly for the life of the graph; lists, tuples and
     dicts as they were, however deep; everything else (also sets, dataclasses and your subclasses of list) by identity.
     So live state belongs into an object of a class of your own, which is passed by identity, or into tensors that are
-    updated in place. A call gets new lists, tuples and dicts each time, at capture too: what it puts into them reaches
-    nobody.
+    updated in place. A call gets new lists, tuples and dicts each time, at capture too, and raises CaptureError when it
+    has changed one: its caller would not see that.
 
     The function may return tensors, plain values (numbers, text, None, enumerations, dtypes, devices) and tuples,
     lists, dicts, sets and dataclasses of them. Tensors keep the address they had at capture: at replay the new ones are

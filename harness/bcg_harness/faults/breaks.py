@@ -8,12 +8,13 @@ BREAKS = (
         title="a list or dict that a break was given is changed after the call, so that a replay sees both",
         caught=Caught.DESIGN,
         by="containers are made anew",
-        how="Lists, tuples and dicts are as they were at capture; live state is an object, passed by identity.",
+        how="Lists, tuples and dicts are as they were at capture, and a break that changes one is refused. Live state "
+        "is an object, passed by identity.",
         proofs=tests(
             "core/test_break_arguments.py",
             "test_a_list_that_grows_after_the_call_does_not_grow_for_the_break",
             "test_a_container_is_as_it_was_at_capture",
-            "test_a_break_does_not_see_what_its_last_call_did_to_a_list",
+            "test_a_break_that_changes_a_container_is_refused_at_capture",
             "test_an_object_is_passed_by_identity",
             "test_other_objects_are_passed_by_identity",
             "test_without_rebuilding_a_break_sees_what_was_changed_later",
