@@ -174,11 +174,12 @@ class Ended(BreakableCUDAGraphCapture):
             if event == "call" and ours and frame.f_code is not own and not goes_on:
                 self.interrupt(frame, event, argument)
 
+        tracing = sys.gettrace()  # coverage, for one
         sys.settrace(trace)
         try:
             super().__exit__(*details)
         finally:
-            sys.settrace(None)
+            sys.settrace(tracing)
 
 
 def end_a_capture(engine: CPUSegmentEngine, number: int, error: type[Exception] | None) -> int:

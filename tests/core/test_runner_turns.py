@@ -392,10 +392,13 @@ def test_there_is_no_third_way_with_threads(make_runner: Make) -> None:
 
 
 def test_an_interrupt_while_waiting_leaves_the_turn_free(
-    make_runner: Make, make_batch: Make
+    make_runner: Make, make_batch: Make, request: pytest.FixtureRequest
 ) -> None:
     runner = make_runner()
     press = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
+    # A process that a shell started in the background ignores the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, before))
     with Holding(runner, make_batch(3))() as go_on:
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # nothing else may be interrupted
             threading.Timer(0.1, press).start()
