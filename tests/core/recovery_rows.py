@@ -167,7 +167,7 @@ def capturing(**methods: Any) -> Callable[[Bench], None]:
     return inject
 
 
-def model_at(phase: Phase, do: Callable[..., Any], again: bool = True) -> Callable[[Bench], None]:
+def model_at(phase: Phase, do: Callable[..., Any]) -> Callable[[Bench], None]:
     """Return an injection in which the model does ``do`` in forwards of ``phase``."""
 
     def inject(bench: Bench) -> None:
